@@ -244,7 +244,7 @@ def _check_optimizers(
 
     found = f"{len(optimizers)} optimizers from configure_optimizers"
     if len(optimizers) != 1 and not optimizes_manually:
-        fix = "return one, whose parameter groups may have rates of their own, or optimise manually"
+        fix = "return one, whose parameter groups may have rates of their own, or optimize manually"
         raise UserError(key, found, fix)
     if not optimizers:
         raise UserError(key, found, "return at least one")
@@ -255,7 +255,7 @@ def _check_optimizers(
         fix = "a session has no metric to monitor; use a schedule of steps"
         raise UserError(key, "a ReduceLROnPlateau scheduler", fix)
     if optimizes_manually and runtime.clipping:
-        found = f"given, and {type(module).__name__} optimises manually"
+        found = f"given, and {type(module).__name__} optimizes manually"
         fix = "leave it out, and clip in training_step by self.clip_gradients"
         raise UserError("trainer.gradient_clip_val", found, fix)
 

@@ -186,7 +186,7 @@ def table_of(
     elif callbacks:
         reason = f"{type(callbacks[0]).__name__} acts on steps"
     elif not module.automatic_optimization:
-        reason = f"{module_name} optimises manually"
+        reason = f"{module_name} optimizes manually"
     elif _reads_batches_itself(module):
         reason = f"training_step of {module_name} takes no batch_idx"
     else:

@@ -265,7 +265,7 @@ class ClientFit:
         for addition, is_added in adds.items():
             if is_added:
                 name = type(module).__name__
-                found = f"{name} optimises manually, and the method adds {addition}"
+                found = f"{name} optimizes manually, and the method adds {addition}"
                 fix = "set automatic_optimization = True, or choose a method such as FedAvg"
                 raise UserError(self._key, found, fix)
 

@@ -174,7 +174,7 @@ class AdapterRule(Algorithm):
                 raise UserError(
                     "model.clients",
                     f"{adapter.b} does not start at 0",
-                    "choose an initialisation that does not change the model, as peft's default",
+                    "choose an initialization that does not change the model, as peft's default",
                 )
             if self.changes_base and not adapter.base:
                 raise UserError(

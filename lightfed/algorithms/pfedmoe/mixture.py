@@ -133,7 +133,7 @@ class Gate(nn.Module):
         if inputs < 2:
             raise UserError(
                 "input_shape",
-                f"samples of {inputs} number, which the gate cannot normalise",
+                f"samples of {inputs} number, which the gate cannot normalize",
                 "use data of at least two",
             )
 

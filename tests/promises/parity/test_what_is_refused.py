@@ -134,7 +134,7 @@ def test_phases_do_not_go_with_manual_optimisation() -> None:
     fleet = fleet_of([ClientGroup(2, Manual)], FedAvg(), data())
     fleet.open_round()
     fleet.send(fleet.algorithm.model, [0])  # type: ignore[attr-defined, arg-type]
-    with pytest.raises(UserError, match="Manual optimises manually, and the method adds phases"):
+    with pytest.raises(UserError, match="Manual optimizes manually, and the method adds phases"):
         fleet.train([0], 0, phases=[Phase(("a.",)), Phase(("b.",))])
 
 
@@ -190,7 +190,7 @@ def test_a_hook_that_raises_before_the_run_is_one_line() -> None:
 def test_packs_say_why_they_are_none() -> None:
     for kind, reason in {
         CASES["AfterBackward"].module: "AfterBackward overrides on_after_backward",
-        GAN: "GAN optimises manually",
+        GAN: "GAN optimizes manually",
         CASES["NoIndex"].module: "training_step of NoIndex takes no batch_idx",
         CASES["NumberOfBatches"].module: "asks for the session's length",
     }.items():

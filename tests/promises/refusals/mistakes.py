@@ -308,7 +308,7 @@ FEDERATIONS = [
          {**one_group(of_class(f"{HERE}.Unvalidated")), "model.clients.0.rate": 0.25}),
     Case("model.clients.0.model", "has no training_step", one_group(of_class(f"{CODE}.Linear"))),
     Case("model.clients.0.model", "validation_step", one_group(of_class(f"{HERE}.Unvalidated"))),
-    Case("trainer.gradient_clip_val", "Manual optimises manually; leave it out, and clip in",
+    Case("trainer.gradient_clip_val", "Manual optimizes manually; leave it out, and clip in",
          {**one_group(of_class(f"{HERE}.Manual")), "trainer.gradient_clip_val": 1.0}),
     *(Case("model.clients.0.model", f"overrides {hook}, which no session calls",
            one_group(of_class(f"{HERE}.Has_{hook}"))) for hook in UNCALLED),
