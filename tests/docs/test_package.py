@@ -27,7 +27,8 @@ def test_what_the_description_says_of_versions_are_the_pins() -> None:
 def test_nothing_tells_a_user_to_install_lightfed_from_an_index() -> None:
     """It is on none, so that another package of this name might be installed."""
     texts = [ROOT / "README.md", ROOT / "PACKAGE.md", ROOT / "AGENTS.md"]
-    for folder, kind in (("docs", "md"), ("lightfed", "py"), ("examples", "py"), ("examples", "sh")):
+    folders = (("docs", "md"), ("lightfed", "py"), ("examples", "py"), ("examples", "ipynb"))
+    for folder, kind in folders:
         texts += (ROOT / folder).rglob(f"*.{kind}")
     offenders = []
     for path in texts:
