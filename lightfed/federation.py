@@ -188,6 +188,7 @@ class Federation(Recorded, RoundModule):
         data = trainer.datamodule
         setup.attach_configured(trainer, self.fleet, self, stage)
         setup.watch_rates(trainer, self.fleet)
+        setup.warn_of_test_monitors(trainer, self.fleet)
 
         validates = stage != "fit" or trainer.limit_val_batches != 0
         kinds = self._kinds if validates else ()

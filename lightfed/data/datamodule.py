@@ -30,6 +30,7 @@ from lightfed.data.digests import Contents
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
 from lightfed.data.partition.schemes import Partitioner
 from lightfed.data.partition.sorting import distinct
+from lightfed.data.tested_samples import TestedSamples, TestSplit
 from lightfed.data.torch_data import FromTorch
 from lightfed.utils.errors import UserError
 from lightfed.utils.memory import trim_heap
@@ -54,12 +55,15 @@ class FederatedDataModule(Recorded, LightningDataModule):
         partition_: Which samples the clients own.
         train: The training samples.
         test: The test samples.
+        tested: The samples that models are tested on: of `test`, and with `validation` also of the
+            part of the training samples that clients keep for choices.
     """
 
     contents: Contents
     partition_: Partition
     train: Resident
     test: Resident
+    tested: dict[TestSplit, TestedSamples]
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         eval_batch_size: int = 256,
         personal_test: PersonalTest = "match",
         train_fraction: float = 0.8,
+        validation: float = 0.0,
         channels_last: bool | Literal["auto"] = "auto",
         last_batch: LastBatch = "keep",
         chunks: int = 1,
@@ -88,6 +93,10 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 regardless of the training samples; "split" holds out a part of its own training
                 samples; "labels" takes all test samples of its classes; "all" takes the whole set.
             train_fraction: The part used for training with personal_test: split.
+            validation: The part of its training samples that a client keeps, class by class where
+                possible, and does not train on. Every evaluation also tests on them, in columns
+                that begin with validation/. Choose rates, rounds and stops by these: test figures
+                are then of a moment that was chosen without test samples.
             channels_last: Give images in that memory format. auto does on a CPU, whose convolutions
                 are up to a third faster with it, for networks that normalize no fewer than 8
                 channels together and have no strided 1x1 convolution of fewer than 8 channels.
@@ -109,6 +118,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.personal_test = personal_test
         self.train_fraction = train_fraction
+        self.validation = validation
         self.channels_last = channels_last
         self.last_batch: LastBatch = last_batch
         self.chunks = chunks
@@ -132,6 +142,12 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 key="data.train_fraction",
                 found=f"{self.train_fraction}",
                 fix="give a number between 0 and 1, as 0.8",
+            )
+        if not 0.0 <= self.validation < 1.0:
+            raise UserError(
+                key="data.validation",
+                found=f"{self.validation}",
+                fix="give a number from 0 to less than 1, as 0.1; 0 keeps no samples",
             )
         for key in ("batch_size", "eval_batch_size", "chunks"):
             count = getattr(self, key)
@@ -240,6 +256,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
             seed=seed,
             test=self.personal_test,
             train_fraction=self.train_fraction,
+            validation=self.validation,
             train=train,
             test_samples=test,
         )
@@ -248,15 +265,49 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self.train = self._resident(train, device, train=True)
         self.test = self._resident(test, device, train=False)
         self._seed = seed
-        # The split that the test samples of clients are in.
-        is_split = self.partition_.meta["test_source"] == "train"
-        self._personal_test_split = self.train if is_split else self.test
+        self.tested = self._tested_samples()
         # The windows of tokens on the host, for the tokens that a client has.
         self._tokens = train.x if self.task == "masked_lm" else None
         # The training samples of all clients, each once.
         self._union = torch.from_numpy(distinct(self.partition_.train_index, total=len(train)))
         self.reserve(0.0)
         self._prepared = (clients, seed, device)
+
+    def _tested_samples(self) -> dict[TestSplit, TestedSamples]:
+        """Return the samples of tests, in the order of `TEST_SPLITS`."""
+        partition = self.partition_
+        is_of_train = partition.meta["test_source"] == "train"
+        tested: dict[TestSplit, TestedSamples] = {
+            "test": TestedSamples(
+                self.train if is_of_train else self.test,
+                lambda client: self.partition_.test(client),
+                self.test,
+                None,
+                batch_size=self.eval_batch_size,
+            )
+        }
+        if partition.has_validation:
+            self._warn_of_clients_without_validation()
+            tested["validation"] = TestedSamples(
+                self.train,
+                lambda client: self.partition_.validation(client),
+                self.train,
+                np.sort(partition.validation_index),
+                batch_size=self.eval_batch_size,
+            )
+        return tested
+
+    def _warn_of_clients_without_validation(self) -> None:
+        """Say, on one rank, how many clients have a single sample, which they train on."""
+        if self.trainer is not None and not self.trainer.is_global_zero:
+            return
+        without = int((np.diff(self.partition_.validation_offsets) == 0).sum())
+        if without:
+            log.warning(
+                "data.validation: %d of %d clients have a single training sample, and keep none",
+                without,
+                self.partition_.clients,
+            )
 
     def _resident(self, samples: Samples, device: torch.device, *, train: bool) -> Resident:
         return resident(
@@ -463,35 +514,19 @@ class FederatedDataModule(Recorded, LightningDataModule):
 
     def test_batches(self, client: int) -> Iterator[Batch]:
         """Yield the test samples of a client in a fixed order; no batch if it has none."""
-        samples = self.partition_.test(client)
-        plan = self._personal_test_split.plan(samples, batch_size=self.eval_batch_size)
-        return self._personal_test_split.batches(plan)
+        return self.tested["test"].batches(client)
 
     def test_index(self, client: int) -> np.ndarray:
         """Return the test samples of a client, or of the whole test set for -1, as indices."""
-        if client < 0:
-            return np.arange(len(self.test))
-        return self.partition_.test(client)
-
-    def test_samples(self, client: int, index: Tensor) -> Batch:
-        """Return test samples by an index of `test_index`, not augmented.
-
-        Args:
-            client: Any client, or -1 for the whole test set.
-            index: The samples, (B,).
-        """
-        split = self.test if client < 0 else self._personal_test_split
-        return split.batch(index)
+        return self.tested["test"].index(client)
 
     def global_test_batches(self) -> int:
         """Return the number of batches of the whole test set."""
-        return -(-len(self.test) // self.eval_batch_size)
+        return self.tested["test"].num_whole_batches
 
     def global_test_batch(self, i: int) -> Batch:
         """Return batch i of the whole test set."""
-        start = i * self.eval_batch_size
-        end = min(start + self.eval_batch_size, len(self.test))
-        return self.test.batch(torch.arange(start, end))
+        return self.tested["test"].whole_batch(i)
 
     def train_batches(self, batch_size: int) -> int:
         """Return the number of batches of the training samples of all clients together.

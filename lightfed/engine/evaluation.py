@@ -10,6 +10,9 @@ These kinds exist, each with a name of its own in the metrics:
     aggregated  what `personal` would be after aggregation
     finetuned   the server's model after a session of the client, on the client's test split
 
+With `data.validation` each of them is also measured on validation samples: a client's own, and for
+`global` those of all clients together. These metrics begin with `validation/`.
+
 The tests of a rank are a list of jobs: a client's own test split, the rank's share of the global
 test set, or a piece of a test of several clients at once (`lightfed.local.alone.TestsAtOnce`). The
 global test set is cut into the same batches on any number of ranks, and means are taken over them
@@ -28,6 +31,7 @@ import torch
 
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.tested_samples import TEST_SPLITS, TestSplit
 from lightfed.local.alone import TestsAtOnce
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import GLOBAL, Report, weighted_means
@@ -50,7 +54,10 @@ MOST = 1_000  # clients to evaluate by default; testing more of them costs more 
 IDLE = -2
 
 # The kind of a metric, and the position of the group whose models are tested.
-TestKey = tuple[Kind, int]
+ModelKey = tuple[Kind, int]
+
+# The samples of a test, the kind of its metric, and the position of the group.
+TestKey = tuple[TestSplit, Kind, int]
 
 
 class Evaluation:
@@ -149,9 +156,9 @@ class Evaluation:
         chosen = rng.choice(everyone, count, replace=False, shuffle=False)
         return sorted(chosen.tolist())
 
-    def _find_models(self) -> dict[TestKey, Rows]:
+    def _find_models(self) -> dict[ModelKey, Rows]:
         """Return the models to test; the algorithm may have none for a kind and a group."""
-        models: dict[TestKey, Rows] = {}
+        models: dict[ModelKey, Rows] = {}
         for kind, model_kind in self._tested.items():
             # The global models are those of no client, and are in the layout of the first group.
             clients_by_group = {0: []} if kind == "global" else self._clients_by_group
@@ -166,10 +173,15 @@ class Evaluation:
         tests_at_once: dict[TestKey, TestsAtOnce] = {}
         for (kind, group), rows in self.rows.items():
             clients = [] if kind == "global" else self._clients_by_group[group]
-            tests = self._fleet.packs.tests(group, rows, clients)
-            if tests is not None:
-                tests_at_once[kind, group] = tests
+            for split in self._data.tested:
+                tests = self._fleet.packs.tests(group, rows, clients, split)
+                if tests is not None:
+                    tests_at_once[split, kind, group] = tests
         return tests_at_once
+
+    def _is_at_once(self, kind: Kind, group: int) -> bool:
+        """Whether all tests of these models are run for several clients at once."""
+        return all((split, kind, group) in self.tests_at_once for split in self._data.tested)
 
     def _has_own_job(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of other clients."""
@@ -179,7 +191,7 @@ class Evaluation:
         for kind, group in self.rows:
             if group != group_of_client or kind == "global":
                 continue
-            if (kind, group) not in self.tests_at_once:
+            if not self._is_at_once(kind, group):
                 return True
         return False
 
@@ -214,7 +226,7 @@ class Evaluation:
         else:
             jobs = [client for client in clients_with_own_job if rank_of_client(client) == rank]
 
-        if ("global", 0) in self.rows and ("global", 0) not in self.tests_at_once:
+        if ("global", 0) in self.rows and not self._is_at_once("global", 0):
             jobs.insert(0, GLOBAL)
 
         pieces: list[tuple[TestKey, Any]] = []
@@ -239,74 +251,84 @@ class Evaluation:
         if job == IDLE:
             return
         if job == GLOBAL:
-            self._test_global(self.rows["global", 0])
+            for split in self._data.tested:
+                if (split, "global", 0) not in self.tests_at_once:
+                    self._test_global(self.rows["global", 0], split)
         elif job < self._fleet.clients:
             self._test_client(job)
         else:
             key, piece = self._pieces[job - self._fleet.clients]
-            self.tests_at_once[key].run(piece, self.rows[key])
+            _, kind, group = key
+            self.tests_at_once[key].run(piece, self.rows[kind, group])
 
     def _test_client(self, client: int) -> None:
         """Run the tests that a client has for itself alone."""
         fleet = self._fleet
         group = fleet.home_group(client)
         for kind in self._tested:
-            key = kind, group
-            if kind == "global" or key in self.tests_at_once or key not in self.rows:
+            if kind == "global" or (kind, group) not in self.rows:
                 continue
-            report = fleet.client_sessions.test(client, self.rows[key])
-            report.stored = 0 if kind == "local" else fleet.stored_bytes(client)
-            self._reports[kind].append(report)
+            for split in self._data.tested:
+                if (split, kind, group) in self.tests_at_once:
+                    continue
+                rows = self.rows[kind, group]
+                report = fleet.client_sessions.test(client, rows, split=split)
+                report.stored = 0 if kind == "local" else fleet.stored_bytes(client)
+                self._reports[kind].append(report)
 
         if "finetuned" in self._kinds:
             # Lightning evaluates in inference mode, where gradients cannot be computed.
             with torch.inference_mode(False), torch.enable_grad():
                 row = fleet.deployed(client).row(client)
-                self._reports["finetuned"].append(fleet.client_sessions.finetune(client, row))
+                self._reports["finetuned"] += fleet.client_sessions.finetune(client, row)
 
-    def _test_global(self, rows: Rows) -> None:
-        """Test the server's models on this rank's batches of the global test set.
+    def _test_global(self, rows: Rows, split: TestSplit) -> None:
+        """Test the server's models on this rank's batches of the samples of all together.
 
         Some modules and metrics need the whole test set at once: then rank 0 runs all batches.
         """
         fleet = self._fleet
         ranks = fleet.ranks
-        total = self._data.global_test_batches()
+        samples = self._data.tested[split]
+        total = samples.num_whole_batches
         for server in rows.clients:
             with rows.bound(server) as module:
                 session = fleet.client_sessions.session_of(module)
                 length = total if needs_whole(module) or is_whole(module) else 1
                 for first in range(ranks.rank * length, total, ranks.world * length):
-                    batches = map(self._data.global_test_batch, range(first, first + length))
+                    batches = map(samples.whole_batch, range(first, first + length))
                     seed = derive_seed(fleet.seed, "global-evaluation", client=first)
                     seed_default_generators(seed, fleet.device)
                     position = server * total + first
                     report = session.evaluate(batches, client=GLOBAL, batch=position, first=first)
+                    report.split = split
                     self._reports["global"].append(report)
 
     def finish(
         self, tests: Mapping[Moment, Sequence[Report]] | None = None
-    ) -> tuple[dict[str, float], dict[Kind, list[Report]]]:
+    ) -> tuple[dict[str, float], dict[str, list[Report]]]:
         """Gather the reports of all ranks, and make metrics of them.
 
         Args:
             tests: Reports of tests in this round's sessions, on all ranks.
 
         Returns:
-            The metrics by name, the same on every rank, and the reports of clients by kind, in the
-            order of the clients.
+            The metrics by name, the same on every rank, and the reports of clients in their order,
+            by kind; those on validation samples have `validation/` before it.
         """
-        reports_of_kind = self._gather(tests or {})
-
-        means = reported(weighted_means(reports_of_kind.pop("global")))
-        metrics = {f"global/{name}": value for name, value in means.items()}
-
-        group_names = [state.name for state in self._fleet.groups]
-        for kind, reports in reports_of_kind.items():
-            groups: list[str] = []
-            if len(group_names) > 1:
-                groups = [group_names[self._fleet.home_group(r.client)] for r in reports]
-            metrics |= client_metrics(reports, kind, groups)
+        all_reports = self._gather(tests or {})
+        metrics: dict[str, float] = {}
+        reports_of_kind: dict[str, list[Report]] = {}
+        for split in TEST_SPLITS:
+            prefix = "" if split == "test" else f"{split}/"
+            for kind, reports_of_splits in all_reports.items():
+                reports = [report for report in reports_of_splits if report.split == split]
+                if kind == "global":
+                    means = reported(weighted_means(reports))
+                    metrics |= {f"{prefix}global/{name}": mean for name, mean in means.items()}
+                else:
+                    reports_of_kind[prefix + kind] = reports
+                    metrics |= self._client_metrics(reports, prefix + kind)
 
         if not metrics and self._expects_metrics:
             self._expects_metrics = False  # one warning is enough
@@ -315,6 +337,14 @@ class Evaluation:
                 "(`models`), validation_step logs nothing, or a limit leaves all tests out"
             )
         return metrics, reports_of_kind
+
+    def _client_metrics(self, reports: Sequence[Report], kind: str) -> dict[str, float]:
+        """Summarize the metrics of clients, by group if there are several."""
+        group_names = [state.name for state in self._fleet.groups]
+        groups: list[str] = []
+        if len(group_names) > 1:
+            groups = [group_names[self._fleet.home_group(report.client)] for report in reports]
+        return client_metrics(reports, kind, groups)
 
     def _gather(self, tests: Mapping[Moment, Sequence[Report]]) -> dict[Kind, list[Report]]:
         """Return the reports of all ranks by kind, sorted; name clients whose test has failed."""
@@ -346,7 +376,7 @@ class Evaluation:
         """
         fleet = self._fleet
         rank = fleet.ranks.rank
-        for (kind, _), tests in self.tests_at_once.items():
+        for (_, kind, _), tests in self.tests_at_once.items():
             reports = tests.finish(fleet.ranks)
             if not fleet.stateful or kind == "global":
                 self._reports[kind] += reports[rank :: fleet.ranks.world]

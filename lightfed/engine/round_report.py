@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import lightning.pytorch as L
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightfed.api.fleet import Fleet
-from lightfed.engine.evaluation import Evaluation, Kind
+from lightfed.engine.evaluation import Evaluation
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.local.session import Report
 from lightfed.runs.environment import environment
@@ -111,7 +112,7 @@ class RoundReport:
         trainer: RunTrainer,
         fleet: Fleet,
         metrics: dict[str, float],
-        reports: Mapping[Kind, Sequence[Report]],
+        reports: Mapping[str, Sequence[Report]],
         arrays: Mapping[str, Mapping[str, Tensor]],
     ) -> None:
         """Add the results of an evaluation.
@@ -179,7 +180,7 @@ def _publish(trainer: L.Trainer, metrics: dict[str, float]) -> None:
 
 
 def _client_rows(
-    fleet: Fleet, reports: Mapping[Kind, Sequence[Report]], *, rounds: int
+    fleet: Fleet, reports: Mapping[str, Sequence[Report]], *, rounds: int
 ) -> list[Row]:
     """Return the rows of clients.csv, one per client, all with the same columns.
 
@@ -191,16 +192,18 @@ def _client_rows(
         rounds: The number of finished rounds.
     """
     metrics_of: dict[int, dict[str, float]] = {}
-    # Samples and stored bytes are those of the client's own model, if it was tested.
+    # Test samples and stored bytes are those of the client's own model, if it was tested.
     costs_of: dict[int, Report] = {}
     for kind, reports_of_kind in reports.items():
-        prefix = "" if kind == "personal" else f"{kind}/"
+        # Of two kinds with a column, `personal` is the one that it does not name.
+        prefix = f"{kind}/".replace("personal/", "")
         for report in reports_of_kind:
             metrics = metrics_of.setdefault(report.client, {})
             for name, value in report.metrics.items():
                 metrics[prefix + name] = value
             if kind == "personal" or report.client not in costs_of:
-                costs_of[report.client] = report
+                is_test = report.split == "test"
+                costs_of[report.client] = report if is_test else replace(report, samples=0)
 
     # A client may lack some metrics. None has the name of another column: `log` refuses those.
     names = list(dict.fromkeys(name for metrics in metrics_of.values() for name in metrics))

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine import session_setup
+from lightfed.engine.evaluation import KINDS
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
@@ -165,6 +166,19 @@ def watch_rates(trainer: RunTrainer, fleet: Fleet) -> None:
         if not state.takes_lr:
             rates = SessionRates(monitors[0], state.name if has_several_groups else "")
             fleet.training.watch(position, rates)
+
+
+def warn_of_test_monitors(trainer: RunTrainer, fleet: Fleet) -> None:
+    """Say if a callback chooses by test samples although clients keep validation samples."""
+    if "validation" not in fleet.data.tested:
+        return
+    for callback in trainer.callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor.partition("/")[0] in KINDS:
+            fleet.warn(
+                f"{type(callback).__name__}: it chooses by {monitor}, of test samples; "
+                f"monitor validation/{monitor} instead"
+            )
 
 
 class ClientsSummary(stock.ModelSummary):

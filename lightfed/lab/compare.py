@@ -17,12 +17,13 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli.shipped import PREFIX, with_paths
-from lightfed.lab.contest import Grid, Held, Method, Way, hold
+from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Way, hold
 from lightfed.lab.drawing.files import FORMATS, TABLES, listed
 from lightfed.lab.report import comparison
 from lightfed.lab.report.comparison import Files
 from lightfed.lab.results import text
 from lightfed.lab.results.groups import common_parent, runs_of
+from lightfed.lab.results.run import is_metric
 from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
 from lightfed.lab.run_folders import read_runs
 from lightfed.lab.sweep import add_execution
@@ -248,7 +249,12 @@ def searched(held: Held, grid: Grid | None) -> list[str]:
     keys = " and ".join(grid.values)
     word = "seed" if len(grid.seeds) == 1 else "seeds"
     seeds_of_search = f"{word} {text.seeds_text(grid.seeds)}"
-    return [f"{keys}: the same values for each method, on {seeds_of_search}, by {held.metric}"]
+    line = f"{keys}: the same values for each method, on {seeds_of_search}, by {held.metric}"
+    if held.chosen_by != held.metric:
+        line += " on validation samples"
+    elif is_metric(held.metric):
+        line += " on test samples"
+    return [line]
 
 
 # Values of options.
@@ -302,12 +308,15 @@ def _metric(given: str | None, target: float | Target | None) -> str | None:
     return given
 
 
-def grid_of(given: Sequence[str], on: Sequence[int]) -> Grid | None:
+def grid_of(
+    given: Sequence[str], on: Sequence[int], validation: float = VALIDATION_SHARE
+) -> Grid | None:
     """The grid of `key=value,value` words; None without any.
 
     Args:
         given: The words.
         on: The seeds of the search.
+        validation: The part of its training samples that a client keeps for the search.
 
     Raises:
         UserError: A key has fewer than two values.
@@ -318,7 +327,7 @@ def grid_of(given: Sequence[str], on: Sequence[int]) -> Grid | None:
         values[key] = [value for value in listed_values.split(",") if value]
         if len(values[key]) < 2:
             raise UserError("--tune", word, "give two or more values: key=.01,.03,.1")
-    return Grid(values, on) if values else None
+    return Grid(values, on, validation) if values else None
 
 
 def seed_list(words: str) -> list[int]:

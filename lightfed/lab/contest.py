@@ -30,6 +30,9 @@ from lightfed.utils.errors import UserError
 from lightfed.utils.keys import terms
 
 EDGE = " (edge of the grid)"
+# The part of its training samples that a client keeps, by which a search chooses. A method's own
+# `data.validation` comes before it.
+VALIDATION_SHARE = 0.1
 FAILED = "failed"  # a point of the search: a run ended early, or without a finite value
 
 
@@ -51,10 +54,13 @@ class Grid(NamedTuple):
     Attributes:
         values: The values to try, by key.
         seeds: The seeds of the search. They are none of the compared ones.
+        validation: The part of its training samples that a client keeps, in the search and in the
+            compared runs. With 0 values are chosen on test samples.
     """
 
     values: Mapping[str, Sequence[str]]
     seeds: Sequence[int]
+    validation: float = VALIDATION_SHARE
 
     @property
     def points(self) -> list[tuple[str, ...]]:
@@ -98,14 +104,16 @@ class Held(NamedTuple):
     Attributes:
         groups: The runs of each method, in the order of the methods.
         search: A row for each method: its mean at every point of the grid, and what was chosen.
-        metric: The column of metrics.csv of the search and of the verdict.
+        metric: The column of metrics.csv of the verdict.
         differ: The differences between methods that were permitted, in words.
+        chosen_by: The column of the search: the metric on validation samples, if there are some.
     """
 
     groups: list[Group]
     search: DataFrame
     metric: str
     differ: list[str]
+    chosen_by: str = ""
 
 
 def hold(
@@ -136,17 +144,24 @@ def hold(
         raise UserError("--tune-seed", "a compared seed", "give another")
 
     points = [()] if grid is None else grid.points
+    if grid is not None and grid.validation:
+        methods = [_with_validation(method, grid.validation) for method in methods]
     candidates = _candidates(methods, points)
     first_points = {name: tried[0] for name, tried in candidates.items()}
     permitted = check_terms(first_points, differ)
 
+    chosen_by = ""
     if grid is None:
         search = DataFrame()
         winners = first_points
     else:
         runs_of_points = _run_search(candidates, grid, way)
-        metric = metric or _metric_of_search(runs_of_points)
-        search, best = _best(runs_of_points, grid, metric)
+        runs_of_search = _runs_of_search(runs_of_points)
+        metric = metric or common_metric(runs_of_search)
+        columns = {run.chosen_by(metric) for run in runs_of_search}
+        # One run without validation samples would be held against others that have them.
+        chosen_by = columns.pop() if len(columns) == 1 else metric
+        search, best = _best(runs_of_points, grid, chosen_by)
         winners = {name: tried[best[name]] for name, tried in candidates.items()}
 
     runs_of = _run_winners(winners, seeds, way)
@@ -158,7 +173,16 @@ def hold(
     groups = []
     for place, (name, runs) in enumerate(runs_of.items()):
         groups.append(Group(name, tuple(runs), name, runs[0].data, place))
-    return Held(groups, search, metric, permitted)
+    return Held(groups, search, metric, permitted, chosen_by)
+
+
+def _with_validation(method: Method, share: float) -> Method:
+    """Return a method whose clients keep validation samples, unless it says itself how many.
+
+    Of an option that is given twice the last one counts, and a configuration is given later.
+    """
+    command, *words = method.words
+    return method._replace(words=(command, f"--data.validation={share}", *words))
 
 
 def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[str]:
@@ -227,13 +251,13 @@ def _run_search(candidates: Mapping[str, Sequence[Wanted]], grid: Grid, way: Way
     return runs_of_points
 
 
-def _metric_of_search(runs_of_points: RunsOfPoints) -> str:
-    """The first column of metrics.csv that all runs of the search have."""
+def _runs_of_search(runs_of_points: RunsOfPoints) -> list[Run]:
+    """All runs of the search that have not failed."""
     runs = []
     for points in runs_of_points.values():
         for runs_of_seeds in points:
             runs += [run for run in runs_of_seeds if run is not None]
-    return common_metric(runs)
+    return runs
 
 
 def _best(

@@ -22,7 +22,7 @@ from lightfed.cli.commands import CONFIGURATIONS
 from lightfed.cli.config_files import check_file
 from lightfed.cli.shipped import PREFIX, ROOT, studies
 from lightfed.lab.compare import add_files, beside, grid_of, searched, seed_list, seeds
-from lightfed.lab.contest import Grid, Held, Method, Submitted, Way, hold
+from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Submitted, Way, hold
 from lightfed.lab.drawing.files import markdown
 from lightfed.lab.drawing.marks import file_name
 from lightfed.lab.report.comparison import Files, show
@@ -68,6 +68,8 @@ class Study:
         target: A column of metrics.csv and the value to reach, at most one.
         tune: Values by key, of which every method gets the best.
         tune_seed: The seeds of that search.
+        validation: The part of its training samples that a client keeps for that search. With 0 the
+            values are chosen on test samples.
         claims: Each has `better`, `than` and `metric`: two methods and a column.
         theirs: A paper's own figures, by method and column.
         differ: Keys in which methods may differ, though they decide what is measured.
@@ -85,6 +87,7 @@ class Study:
     target: Mapping[str, float] = field(default_factory=dict)
     tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tune_seed: Sequence[int] = (100,)
+    validation: float = VALIDATION_SHARE
     claims: Sequence[Mapping[str, str]] = ()
     theirs: Mapping[str, Any] = field(default_factory=dict)
     differ: Sequence[str] = ()
@@ -100,7 +103,7 @@ class Study:
         values = []
         for key, tried in self.tune.items():
             values.append(f"{key}={','.join(map(str, tried))}")
-        return grid_of(values, self.tune_seed)
+        return grid_of(values, self.tune_seed, self.validation)
 
     @property
     def size(self) -> int:

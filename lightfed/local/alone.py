@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from lightfed.data.tested_samples import TestSplit
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_sessions import ClientSessions
 from lightfed.local.group_state import GroupState, Packing
@@ -61,12 +62,15 @@ class Alone:
         """Train clients that `form` has put together; None if each has to train alone."""
         raise AssertionError("`form` puts no clients together")
 
-    def tests(self, group: int, rows: Rows, clients: Sequence[int]) -> TestsAtOnce | None:
+    def tests(
+        self, group: int, rows: Rows, clients: Sequence[int], tested_on: TestSplit = "test"
+    ) -> TestsAtOnce | None:
         """Tests of several clients at once; None if each is tested alone.
 
         Args:
             group: Position of the clients' group.
             rows: The models to test.
-            clients: Ascending; empty for the global test set.
+            clients: Ascending; empty for the samples of all together.
+            tested_on: The samples to test on.
         """
         return None

@@ -10,6 +10,7 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
+from lightfed.data.tested_samples import TestSplit
 from lightfed.lightning_fits.python_state import Attributes
 from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext, SessionFleet
@@ -267,7 +268,7 @@ class ClientSessions:
         for moment, reports in self.tests.items():
             self.tests[moment] = [report for report in reports if report.client not in clients]
 
-    def finetune(self, client: int, row: Row) -> Report:
+    def finetune(self, client: int, row: Row) -> list[Report]:
         """Train a copy of a row in an unreported session, and test the client on it.
 
         Args:
@@ -275,7 +276,8 @@ class ClientSessions:
             row: The values to start from, which do not change.
 
         Returns:
-            The report of the test, without samples if the session raised.
+            The reports of the tests, one for each split; or one without samples if the session
+            raised.
         """
         state = self._fleet.groups[self._fleet.home_group(client)]
         state.live.restore()
@@ -285,11 +287,11 @@ class ClientSessions:
         except UserError:
             raise
         except Exception as error:  # of the user's module, as in a round
-            return Report(client, 0, error=self.abandon(client, state, error))
+            return [Report(client, 0, error=self.abandon(client, state, error))]
 
-        report = self._test_in_session(session, "trained", "personal")
+        reports = self._test_in_session(session, "trained", "personal")
         state.live.restore()
-        return report
+        return reports
 
     def _finetuning(self, session: SessionContext) -> Work:
         """Return the work of a session that only serves an evaluation.
@@ -369,33 +371,45 @@ class ClientSessions:
         client = session.client
         if client not in self._fleet.plan.tested.get(moment, ()):
             return
-        report = self._test_in_session(session, moment, moment)
-        report.stored = self._fleet.stored_bytes(client)
-        self.tests[moment].append(report)
+        for report in self._test_in_session(session, moment, moment):
+            report.stored = self._fleet.stored_bytes(client)
+            self.tests[moment].append(report)
 
-    def _test_in_session(self, session: SessionContext, moment: Moment, purpose: str) -> Report:
-        """Test the model that is in a session.
+    def _test_in_session(
+        self, session: SessionContext, moment: Moment, purpose: str
+    ) -> list[Report]:
+        """Test the model that is in a session, on the client's samples of each split.
 
-        The report has no samples if the algorithm has no model of this moment.
+        There is no report if the algorithm has no model of this moment.
         """
         fleet = self._fleet.in_session(session)
         rows = self._fleet.algorithm.models(fleet, moment, [session.client])
         if rows is None:
-            return Report(session.client, 0)
-        return self.test(session.client, rows, purpose)
+            return []
+        return [
+            self.test(session.client, rows, purpose, split=split)
+            for split in self._fleet.data.tested
+        ]
 
-    def test(self, client: int, rows: Rows, purpose: str = "personal") -> Report:
-        """Test a client's model on its test split.
+    def test(
+        self,
+        client: int,
+        rows: Rows,
+        purpose: str = "personal",
+        *,
+        split: TestSplit = "test",
+    ) -> Report:
+        """Test a client's model on its samples of a split.
 
         A module's draws in evaluation, such as the tokens to mask, are named
-        (seed, purpose, client), so that they are the same on any rank.
+        (seed, purpose, client), so that they are the same on any rank. Every split has the same.
 
         Returns:
             The report, without samples if the module's `validation_step` raised.
         """
         with rows.bound(client) as module:
             self._seed(f"{purpose}-evaluation", NO_ROUND, client)
-            batches = self._fleet.data.test_batches(client)
+            batches = self._fleet.data.tested[split].batches(client)
             evaluator = self.session_of(module)
             try:
                 with self.timings.part("evaluation"):
@@ -404,8 +418,9 @@ class ClientSessions:
                 raise
             except Exception as error:  # of the user's module
                 evaluator.forget()
-                return Report(client, 0, error=reason(error))
+                return Report(client, 0, error=reason(error), split=split)
         report.metrics = reported(report.metrics)
+        report.split = split
         return report
 
     def _seed(self, purpose: str, t: int, client: int) -> None:

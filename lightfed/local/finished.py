@@ -32,9 +32,9 @@ def finished(
 
         tests_of_client = {}
         for moment, reports_of_moment in tests.items():
-            for test in reports_of_moment:
-                if test.client == client:
-                    tests_of_client[moment] = asdict(test)
+            tests_of_client[moment] = [
+                asdict(test) for test in reports_of_moment if test.client == client
+            ]
 
         kept_tensors = {}
         for name, kept in fleet.kept.items():
@@ -76,8 +76,8 @@ def put_in_place(
     fleet.row(client).copy_(Row(result["tensors"]["floats"], result["tensors"]["integers"]))
     for name, kept in fleet.kept.items():
         kept.restore(client, result["result"].get(name))
-    for moment, report in result["tests"].items():
-        tests[moment].append(Report(**report))
+    for moment, reports in result["tests"].items():
+        tests[moment].extend(Report(**report) for report in reports)
     return Report(**result["report"])
 
 

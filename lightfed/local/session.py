@@ -16,6 +16,7 @@ import torch
 from lightfed_kernels import apply_mask_
 from torch import Tensor
 
+from lightfed.data.tested_samples import TestSplit
 from lightfed.lightning_fits.lightning_fit import ClientFit, Configure
 from lightfed.lightning_fits.python_state import Attributes, PythonState
 from lightfed.lightning_fits.session_rates import SessionRates
@@ -54,6 +55,7 @@ class Report:
         error: Why the session failed, in one line; empty if it did not.
         updates: Steps of all optimizers, as Lightning's `global_step` counts them.
         seconds: Duration; 0 if it is not measured.
+        split: The samples of a test.
     """
 
     client: int
@@ -68,6 +70,7 @@ class Report:
     error: str = ""
     updates: int = 0
     seconds: float = field(default=0.0, compare=False)
+    split: TestSplit = "test"
 
     def sources(self) -> list[Pending]:
         """Return nothing: all numbers of a report are on the host."""

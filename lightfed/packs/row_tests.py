@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightfed.data.batches import sent
-from lightfed.data.datamodule import FederatedDataModule
+from lightfed.data.tested_samples import TestedSamples, TestSplit
 from lightfed.distributed.collectives import Ranks
 from lightfed.local.session import Autocast, Report
 from lightfed.models.client_module import ClientModule
@@ -61,8 +61,10 @@ class RowTests:
 
     Args:
         rows: The models of the group. Later evaluations bring rows of the same kind.
-        clients: Ascending; a single GLOBAL stands for the global test set.
-        data: Has the clients' test splits.
+        clients: Ascending; a single GLOBAL stands for the samples of all together.
+        tested: The samples to test on.
+        split: The name of these samples.
+        batch_size: The samples of a batch of an expensive network.
         packs: Clients that are tested side by side, if their rows differ.
         flops: Forward FLOPs of a sample; 0 if unknown.
         context: Autocast of the Trainer's precision; None in full precision.
@@ -75,20 +77,23 @@ class RowTests:
         self,
         rows: Rows,
         clients: Sequence[int],
-        data: FederatedDataModule,
+        tested: TestedSamples,
         *,
+        split: TestSplit,
+        batch_size: int,
         packs: Sequence[Sequence[int]],
         flops: float,
         context: Autocast | None,
         device: torch.device,
     ) -> None:
         self._clients = clients
-        self._data = data
+        self._tested = tested
+        self._split = split
         self._packs = packs
         self._context: Autocast = context or nullcontext
 
         # The test samples of all clients, one client after the other.
-        indices = [data.test_index(client) for client in clients]
+        indices = [tested.index(client) for client in clients]
         counts = np.array([len(index) for index in indices])
         samples = np.concatenate(indices)
         self._owners = np.repeat(np.arange(len(clients)), counts)  # position of a sample's client
@@ -111,7 +116,7 @@ class RowTests:
         self._results = torch.zeros(2, len(samples), device=device)
 
         affordable = int(_CHEAP_FLOPS // flops) if flops else 0
-        self._batch_size = max(data.eval_batch_size, min(_MOST_SAMPLES, affordable))
+        self._batch_size = max(batch_size, min(_MOST_SAMPLES, affordable))
 
     def pieces(self, rank: int, world: int, home: Callable[[int], int] | None) -> Sequence[Piece]:
         """Return the parts of the tests that a rank runs.
@@ -166,7 +171,7 @@ class RowTests:
 
     def _test_samples(self, module: nn.Module, part: slice) -> None:
         """Test a model on some of the samples."""
-        x, y = self._data.test_samples(self._clients[0], self._samples[part])
+        x, y = self._tested.samples(self._clients[0], self._samples[part])
         with self._context():
             self._results[:, part] = _sample_results(module(x), y)
 
@@ -200,7 +205,7 @@ class RowTests:
             own = tensors | own
 
         for active, positions, is_real in self._batches(pack):
-            x, y = self._data.test_samples(pack[0], self._samples[positions.flatten()])
+            x, y = self._tested.samples(pack[0], self._samples[positions.flatten()])
             inputs = x.unflatten(0, positions.shape)
             active_own = {name: value[:active] for name, value in own.items()}
             with self._context():
@@ -266,7 +271,7 @@ class RowTests:
         columns = (tested.astype(np.int64).tolist(), mean_losses.tolist(), accuracies.tolist())
         for client, samples, loss, accuracy in zip(self._clients, *columns, strict=True):
             metrics = {"loss": loss, "accuracy": accuracy}
-            reports.append(Report(client, samples, metrics=metrics))
+            reports.append(Report(client, samples, metrics=metrics, split=self._split))
         return reports
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightfed.data.tested_samples import TestSplit
 from lightfed.distributed.placement import cut, split
 from lightfed.local.alone import Alone
 from lightfed.local.client_sessions import ClientSessions
@@ -81,27 +82,33 @@ class PackRunner(Alone):
             session.optimizer.scheduled = settings
 
     @override
-    def tests(self, group: int, rows: Rows, clients: Sequence[int]) -> RowTests | None:
+    def tests(
+        self, group: int, rows: Rows, clients: Sequence[int], tested_on: TestSplit = "test"
+    ) -> RowTests | None:
         fleet = self._fleet
         state = fleet.groups[group]
         if state.packing.most == 1 or not can_test_at_once(rows.live.module):
             return None
 
-        # The global test set, with the models of several servers.
+        # The samples of all together, with the models of several servers.
         if not clients and len(rows.clients) > 1:
             return None
 
         return RowTests(
             rows,
             clients or [GLOBAL],
-            fleet.data,
-            packs=self._test_packs(group, clients),
+            fleet.data.tested[tested_on],
+            split=tested_on,
+            batch_size=fleet.data.eval_batch_size,
+            packs=self._test_packs(group, clients, tested_on),
             flops=state.flops,
             context=self._context,
             device=fleet.device,
         )
 
-    def _test_packs(self, group: int, clients: Sequence[int]) -> list[list[int]]:
+    def _test_packs(
+        self, group: int, clients: Sequence[int], tested_on: TestSplit
+    ) -> list[list[int]]:
         """Return the tested clients of a group in packs, of one home or of about one size."""
         fleet = self._fleet
         most = fleet.groups[group].packing.most
@@ -111,7 +118,8 @@ class PackRunner(Alone):
                 packs.extend(cut(of_one_home, most))
             return packs
 
-        by_size = sorted(clients, key=lambda client: len(fleet.data.test_index(client)))
+        samples = fleet.data.tested[tested_on]
+        by_size = sorted(clients, key=lambda client: len(samples.index(client)))
         return [by_size[start : start + most] for start in range(0, len(by_size), most)]
 
     @override

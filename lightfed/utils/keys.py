@@ -98,6 +98,7 @@ data.batch_size                 result  batch_size                  samples
 data.eval_batch_size            result  -                           samples
 data.personal_test              term    personal_test
 data.train_fraction             term    train_fraction
+data.validation                 term    validation
 data.channels_last              result
 data.last_batch                 result  last_batch
 data.chunks                     result  chunks

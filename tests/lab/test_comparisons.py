@@ -165,6 +165,30 @@ def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[
     )
 
 
+def test_a_search_chooses_by_samples_that_are_not_of_the_test(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--seeds", "0-1", "--metric", "personal/accuracy", "--set", "trainer.max_epochs=1"]
+    words += ["--tune", "model.optimizer.lr=.01,.3"]
+    with pytest.raises(SystemExit):
+        main(["compare", "run.yaml", "run.yaml", *words])
+    out = capsys.readouterr().out
+    assert "on seed 100, by personal/accuracy on validation samples" in " ".join(out.split())
+
+    runs = [read(path.parent) for path in (folder / "runs").glob("*/metrics.csv")]
+    assert {run.settings["data.validation"] for run in runs} == {"0.1"}
+    assert all(run.chosen_by("personal/accuracy").startswith("validation/") for run in runs)
+
+    # A configuration that says something itself is followed.
+    (folder / "run.yaml").write_text(
+        edited({**SMALL, "model.clients": GROUPS, "data.validation": 0})
+    )
+    with pytest.raises(SystemExit):
+        main(["compare", "run.yaml", "run.yaml", *words])
+    out = capsys.readouterr().out
+    assert "by personal/accuracy on test samples" in " ".join(out.split())
+
+
 def test_a_null_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"])

@@ -223,13 +223,14 @@ def test_samples_that_clients_share_are_tested_once(
     made = fleet(name, **changes)
     data: Any = made.data
     tested: list[int] = []
-    test_samples = data.test_samples
+    samples = data.tested["test"]
+    test_samples = samples.samples
 
     def noted(client: int, index: Tensor) -> Any:
         tested.extend(index.tolist())
         return test_samples(client, index)
 
-    monkeypatch.setattr(data, "test_samples", noted)
+    monkeypatch.setattr(samples, "samples", noted)
     pack_tests(made, 3, monkeypatch)
     evaluate(made, kinds=[kind])
 

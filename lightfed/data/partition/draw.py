@@ -4,7 +4,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -48,6 +48,10 @@ class Partition:
         train_counts: The training samples of each client and class. (clients, classes) int32.
         test_counts: The test samples of each client and class. (clients, classes) int32.
         meta: Everything that the partition depends on. Equal meta means equal draws.
+        validation_index: The samples that clients keep for choices, and do not train on, in the
+            form of `train_index`. (V,) int32, empty without validation.
+        validation_offsets: The offsets into `validation_index`. (clients + 1,) int64; empty
+            without validation.
     """
 
     train_index: np.ndarray
@@ -57,6 +61,8 @@ class Partition:
     train_counts: np.ndarray
     test_counts: np.ndarray
     meta: Meta
+    validation_index: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    validation_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def clients(self) -> int:
@@ -70,6 +76,16 @@ class Partition:
     def test(self, client: int) -> np.ndarray:
         """Return the test samples of a client, as a view."""
         return self.test_index[self.test_offsets[client] : self.test_offsets[client + 1]]
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether clients keep validation samples."""
+        return len(self.validation_offsets) > 0
+
+    def validation(self, client: int) -> np.ndarray:
+        """Return the validation samples of a client, as a view."""
+        start, end = self.validation_offsets[client : client + 2]
+        return self.validation_index[start:end]
 
     def labels(self, client: int) -> np.ndarray:
         """Return the classes that a client trains on, ascending."""
@@ -103,6 +119,8 @@ class Partition:
                 "classes": (counts > 0).sum(1),
             }
         )
+        if self.has_validation:
+            table.insert(1, "validation", np.diff(self.validation_offsets)[:rows])
         if counts.shape[1] <= _MOST_COLUMNS:
             table = table.join(pd.DataFrame(counts))
         if groups:
@@ -128,6 +146,7 @@ class Partition:
                     "client": client,
                     "group": groups[client] if groups else None,
                     "train": len(self.train(client)),
+                    "validation": len(self.validation(client)) if self.has_validation else 0,
                     "test": len(self.test(client)),
                     "train_per_class": self.train_counts[client].tolist(),
                     "test_per_class": self.test_counts[client].tolist(),
@@ -144,9 +163,13 @@ class Partition:
 
     @property
     def _arrays(self) -> dict[str, Any]:
-        """All fields but `meta`, by name."""
-        names = [field.name for field in fields(self) if field.name != "meta"]
-        return {name: getattr(self, name) for name in names}
+        """All fields but `meta`, by name; without validation, none of its fields."""
+        arrays = {}
+        for each in fields(self):
+            is_unused = each.name.startswith("validation") and not self.has_validation
+            if each.name != "meta" and not is_unused:
+                arrays[each.name] = getattr(self, each.name)
+        return arrays
 
     @cached_property
     def digest(self) -> str:
@@ -183,6 +206,7 @@ def draw_partition(
     seed: int,
     test: PersonalTest = "match",
     train_fraction: float = 0.8,
+    validation: float = 0.0,
     train: Samples,
     test_samples: Samples,
 ) -> Partition:
@@ -197,6 +221,8 @@ def draw_partition(
             the rule of DisPFL, "random" that of FlexiFed, "split" that of pFedMoE, and "labels"
             that of FedBCD.
         train_fraction: The part of a client's samples that it trains on with "split".
+        validation: The part of its remaining training samples that a client keeps for validation.
+            The test samples do not depend on it.
         train: The training split of the data set.
         test_samples: Its test split.
 
@@ -225,6 +251,34 @@ def draw_partition(
             test, scheme, train_counts, test_labels, clients=clients, rng=test_rng
         )
 
+    meta: Meta = {
+        "scheme": repr(scheme),
+        "seed": seed,
+        "clients": clients,
+        "dataset": dataset.name,
+        "classes": list(dataset.classes),
+        "train_samples": len(train),
+        "test_samples": len(test_samples),
+        "labels_digest": _digest_of_labels(train, test_samples),
+        "test": test,
+        "test_source": "train" if test == "split" else "test",
+        "train_fraction": train_fraction if test == "split" else 1.0,
+    }
+
+    kept_for_validation: dict[str, np.ndarray] = {}
+    if validation:
+        _check_no_sample_twice(owned, scheme, total=len(labels), key="data.validation")
+        owned, kept = hold_out(
+            owned,
+            labels,
+            fraction=1.0 - validation,
+            num_classes=num_classes,
+            rng=numpy_generator(seed, f"partition/validation/{name}"),
+        )
+        train_counts = class_counts(owned, labels, num_classes)
+        kept_for_validation = {"validation_index": kept[0], "validation_offsets": kept[1]}
+        meta["validation"] = validation
+
     return Partition(
         train_index=owned[0],
         train_offsets=owned[1],
@@ -232,19 +286,8 @@ def draw_partition(
         test_offsets=tested[1],
         train_counts=train_counts,
         test_counts=class_counts(tested, test_labels, num_classes),
-        meta={
-            "scheme": repr(scheme),
-            "seed": seed,
-            "clients": clients,
-            "dataset": dataset.name,
-            "classes": list(dataset.classes),
-            "train_samples": len(train),
-            "test_samples": len(test_samples),
-            "labels_digest": _digest_of_labels(train, test_samples),
-            "test": test,
-            "test_source": "train" if test == "split" else "test",
-            "train_fraction": train_fraction if test == "split" else 1.0,
-        },
+        meta=meta,
+        **kept_for_validation,
     )
 
 
@@ -303,16 +346,28 @@ def _deal(
     return owned
 
 
-def _check_no_sample_twice(owned: Csr, scheme: Partitioner, *, total: int) -> None:
-    """Refuse to split clients' samples if one client could be tested on what another trains on."""
+def _check_no_sample_twice(
+    owned: Csr, scheme: Partitioner, *, total: int, key: str = "data.personal_test"
+) -> None:
+    """Refuse to split clients' samples if one client could be tested on what another trains on.
+
+    Args:
+        owned: The samples of each client.
+        scheme: How they were dealt.
+        total: The number of samples of the data set.
+        key: The setting that asks for the split: `data.personal_test` or `data.validation`.
+    """
     samples = owned[0]
     repeated = len(samples) - len(distinct(samples, total=total))
-    if repeated:
-        raise UserError(
-            key="data.personal_test",
-            found=f"split, but {scheme!r} deals {repeated} samples to clients again",
-            fix="choose match or labels, so that no client is tested on what others train on",
-        )
+    if not repeated:
+        return
+
+    found = f"{scheme!r} deals {repeated} samples to clients again"
+    if key == "data.personal_test":
+        fix = "choose match or labels, so that no client is tested on what others train on"
+        raise UserError(key, f"split, but {found}", fix)
+    fix = "give 0, or a partition that deals every sample once"
+    raise UserError(key, f"not 0, and {found}", fix)
 
 
 def _choose_test(

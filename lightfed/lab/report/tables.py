@@ -303,6 +303,8 @@ def _notes(run: Run, column: str) -> Mapping[str, str]:
     if best_round > 0:
         head = readable(column)
         note = f"best {metric_text(column, best)} in round {best_round}"
+        if run.chosen_by(column) != column:
+            note = f"{metric_text(column, best)} in round {best_round}, best on validation samples"
         notes[head] = f"{note}; {notes[head]}" if head in notes else note
     return notes
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # What was tested: which model, on whose samples. The first that a run has is its main one.
 KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
 
+# Before a kind: measured on validation samples, by which choices are made.
+VALIDATION = "validation/"
+
 # The name on the page and the explanation of the kinds of clients, except `personal`.
 OF_CLIENTS = {
     "local": ("local", "the global model on a client's own test samples"),
@@ -229,12 +232,27 @@ class Run:
         return not math.isnan(self.final(name))
 
     def best(self, name: str) -> tuple[float, int]:
-        """Return the best value of a column and its round; NaN and 0 without any."""
+        """Return the value of a column in its best round, and that round; NaN and 0 without any.
+
+        The round is chosen by the same metric on validation samples, if the run measured it there.
+        """
         values = self.series(name).dropna()
         if values.empty:
             return math.nan, 0
-        position = int((values * direction(name)).argmax())
+
+        choosing = self.series(self.chosen_by(name)).reindex(values.index)
+        if choosing.isna().all():
+            choosing = values
+        position = int((choosing * direction(name)).argmax())
         return float(values.iloc[position]), int(values.index[position])
+
+    def chosen_by(self, name: str) -> str:
+        """Return the column by which a choice about a column is made.
+
+        It is the same metric on validation samples, or the column itself without them.
+        """
+        on_validation = VALIDATION + name
+        return on_validation if self.has(on_validation) else name
 
     @cached_property
     def _measured(self) -> DataFrame:
@@ -361,12 +379,13 @@ def finite(table: DataFrame) -> DataFrame:
 
 def is_metric(column: str) -> bool:
     """Return whether a column begins with what was tested, such as `global/`."""
-    return "/" in column and column.partition("/")[0] in KINDS
+    kind, slash, _ = column.removeprefix(VALIDATION).partition("/")
+    return slash != "" and kind in KINDS
 
 
 def base_name(column: str) -> str:
     """Return a metric without what was tested: `personal/val/acc` is `val/acc`."""
-    return column.partition("/")[2] if is_metric(column) else column
+    return column.removeprefix(VALIDATION).partition("/")[2] if is_metric(column) else column
 
 
 def primary_metric(run: Run) -> str:
@@ -376,7 +395,11 @@ def primary_metric(run: Run) -> str:
         kind, _, metric = column.partition("/")
         return metric != "accuracy", not is_share(metric), KINDS.index(kind)
 
-    candidates = [name for name in run.metrics if run.has(name) and "loss" not in name.lower()]
+    candidates = []
+    for name in run.metrics:
+        is_loss = "loss" in name.lower()
+        if run.has(name) and not is_loss and not name.startswith(VALIDATION):
+            candidates.append(name)
     return min(candidates, key=rank, default="train_loss")
 
 

@@ -357,8 +357,20 @@ CASES = {
     "standalone": Case(Standalone, _mlp, federation={"local_steps": 3}),
 }  # fmt: skip
 
+
 # Arguments of any method on others, and data of another kind.
+def validated() -> FederatedDataModule:
+    """Return the kit's images, of which clients keep some for validation."""
+    data = images()
+    data.validation = 0.25
+    return data
+
+
 COMBINATIONS = {
+    "lgfedavg_validation": Case(
+        partial(LGFedAvg, 1), data=validated,
+        federation={"evaluate": ["global", "personal", "trained"]},
+    ),
     "fedavg_columns": Case(FedAvg, Tagger, data=tagged),
     "fedavg_contrast_momentum": Case(
         FedAvg,

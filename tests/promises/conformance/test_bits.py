@@ -39,6 +39,7 @@ KINDS = {
     "flexifed_clustered": "layers that clusters share",
     "flora": "a base that adapters are added to",
     "heterofl_drawn_statistics": "statistics that are drawn for a test",
+    "lgfedavg_validation": "tests on validation samples, in sessions and after them",
     "metric_objects": "metrics that are objects",
     "moon": "earlier models of clients",
     "standalone": "rows of clients",

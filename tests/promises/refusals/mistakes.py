@@ -349,6 +349,7 @@ FLAGS = [
 DATA = [
     edit("data.batch_size", 0, "0; give at least 1"),
     edit("data.train_fraction", 2, "2.0; give a number between 0 and 1"),
+    edit("data.validation", 1, "1.0; give a number from 0 to less than 1"),
     edit(f"{PARTITION}.alpha", 0, "0.0 is not a concentration"),
     edit(f"{PARTITION}.min_size", 1000, "1000 samples for each of 3 clients, of 1437"),
     edit("data.partition", of_class("Classes", per_client=11), "the training set has 10",
