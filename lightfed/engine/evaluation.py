@@ -11,7 +11,7 @@ These kinds exist, each with a name of its own in the metrics:
     finetuned   the server's model after a session of the client, on the client's test split
 
 With `data.validation` each of them is also measured on validation samples: a client's own, and for
-`global` those of all clients together. These metrics begin with `validation/`.
+`global` those of all clients together. The names of these metrics begin with validation/.
 
 The tests of a rank are a list of jobs: a client's own test split, the rank's share of the global
 test set, or a piece of a test of several clients at once (`lightfed.local.alone.TestsAtOnce`). The
@@ -314,7 +314,7 @@ class Evaluation:
 
         Returns:
             The metrics by name, the same on every rank, and the reports of clients in their order,
-            by kind; those on validation samples have `validation/` before it.
+            by kind, as in the names of metrics.
         """
         all_reports = self._gather(tests or {})
         metrics: dict[str, float] = {}
