@@ -3,9 +3,10 @@
 A tensor on it holds one on the CPU, which does the arithmetic. As on a card, an operation on
 tensors of both sides fails, a CPU's generator cannot fill a tensor there, and a value comes to the
 host only by a read, which is noted. So is every copy of the host's values to the device, and
-whether the host waits for it: it does unless it asks not to. Its type is `meta`, the only one that
-autograd allows without a driver; so what depends on the type `cuda`, such as streams, is not
-covered.
+whether the host waits for it: it does unless it asks not to. Then the copy is under way until the
+host next waits for the device, and the host must not write there meanwhile: a card would copy the
+one or the other. Its type is `meta`, the only one that autograd allows without a driver; so what
+depends on the type `cuda`, such as streams, is not covered.
 """
 
 import traceback
@@ -38,11 +39,16 @@ class There(Tensor):
         reads: where values were read, of all such tensors.
         copies: where values of the host were copied to the device; they begin with "waits" if the
             host waits for the device then, else with "pinned" or "pageable", by their memory.
+        under_way: what the host has not waited for: its tensor, the values that the device is to
+            get, and where the copy began.
+        overwritten: where copies began whose values the host then wrote over.
     """
 
     here: Tensor
     reads: list[str]
     copies: list[str]
+    under_way: list[tuple[Tensor, Tensor, str]]
+    overwritten: list[str]
 
     @staticmethod
     def __new__(cls, here: Tensor) -> "There":
@@ -179,10 +185,16 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     assert result or not (there and ahead), f"{name}: the host goes on before the values are there"
     if there and (reads_host(func, args) or (name == "_to_copy" and not result)):
         _note(name)
+    if there and name == "copy_" and not result:
+        check_copies()  # the host waits for what it gets, and for all that the device did before
     for source in _copied(name, args, to_device=result):
         memory = "pinned" if _is_pinned(source) else "pageable"
         how = memory if ahead and name not in _INDEXED else "waits"
         There.copies.append(_where(f"{how}: {name}"))
+        if how == "waits":
+            check_copies()
+        else:
+            There.under_way.append((source, source.detach().clone(), There.copies[-1]))
     assert not (there and name == "im2col"), f"{name}: a card takes a launch for each image"
     unordered = there and name in _IN_ANY_ORDER and args[0].is_floating_point()
     assert not unordered, f"{name}: of floats, in an order that a card chooses"
@@ -202,6 +214,16 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _note(what: str) -> None:
     There.reads.append(_where(what))
+    check_copies()
+
+
+def check_copies() -> None:
+    """Wait for the device, and hold what it was to get against what the host has there now."""
+    under_way, There.under_way = There.under_way, []
+    for source, values, where in under_way:
+        if not torch.equal(source.nan_to_num(), values.nan_to_num()):
+            # Not raised here: lightfed would leave out the client and go on.
+            There.overwritten.append(where)
 
 
 def _where(what: str) -> str:
@@ -223,6 +245,8 @@ def pretended_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(
         torch, "is_autocast_enabled", lambda kind: kind != DEVICE.type and autocast(kind)
     )
-    There.reads, There.copies = [], []
+    There.reads, There.copies, There.under_way, There.overwritten = [], [], [], []
     with _Mode():
         yield There.reads
+        check_copies()
+    assert not There.overwritten, f"the host wrote where copies were under way: {There.overwritten}"

@@ -196,7 +196,8 @@ class Coverage:
             )
 
         def on_device(chosen: slice) -> list[Tensor]:
-            return [client_row.to(row.device, non_blocking=True) for client_row in rows[chosen]]
+            # Not with `non_blocking`: the host may write its rows next, as FedKD does.
+            return [client_row.to(row.device) for client_row in rows[chosen]]
 
         any_elsewhere = any(client_row.device != row.device for client_row in rows)
         # If all rows are at hand, one kernel adds up and divides.
