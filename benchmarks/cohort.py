@@ -35,7 +35,7 @@ import rounds  # noqa: F401 - first: it sets the number of threads
 import torch
 import torch.nn.functional as F
 from aims import Aim, write_aims
-from figures import machine
+from figures import machine, out_folder
 from models import Measured, Table, by_hand, by_lightfed, memory
 from published import ratio
 from torch import Tensor
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--passes", type=int, default=5, help="measurements of every side")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="folder for cohort.csv")
+    parser.add_argument("--out", type=out_folder, help="folder for cohort.csv")
     parser.add_argument("--tiny", action="store_true", help="few clients, to see that it runs")
     parser.add_argument("--pfl-alone", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

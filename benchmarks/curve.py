@@ -18,11 +18,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from federated import Pool, Windows
-from figures import machine
+from figures import machine, out_folder
 from workloads import LEVELS, SEED, WORKLOADS, Workload
 
 from lightfed.algorithms.width.heterofl import HeteroFL
@@ -74,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="folder for curve.csv")
+    parser.add_argument("--out", type=out_folder, help="folder for curve.csv")
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that it runs")
     options = parser.parse_args(argv)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -1,5 +1,6 @@
 """Ratios of measurements that took turns, and the state of the machine."""
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -7,11 +8,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import lightning
 import torch
 
 import lightfed
+
+
+def out_folder(text: str) -> Path:
+    """The folder of `--out`, made at once: what it cannot hold must not be measured first.
+
+    Raises:
+        argparse.ArgumentTypeError: it cannot be made.
+    """
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
+    return path
 
 
 @dataclass(frozen=True)

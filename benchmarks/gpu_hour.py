@@ -83,7 +83,7 @@ _KERNELS = (*_BENCH, "--save", "OUT")
 # Every kernel once, held against float64: what fails here need not be timed.
 _FIRST = (*_BENCH, "--quick", "--clients", "10", "--dtype", "float32")
 _ROUNDS = (
-    *("benchmarks/rounds.py", "--device", "DEVICE", "--passes", "5"),
+    *("benchmarks/rounds.py", "--device", "DEVICE", "--passes", "3", "--limit", "12"),
     *("--workloads", "W5,W3,W1,W2,W4"),  # each is printed as it ends
 )
 _ON_DEVICE = ("--device", "DEVICE", "--out", "OUT")

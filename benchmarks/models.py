@@ -42,7 +42,7 @@ import rounds  # noqa: F401 - first: it sets the number of threads
 import torch
 from bare import Way, bare
 from federated import Pace, Run, build
-from figures import machine
+from figures import machine, out_folder
 from torch import Tensor
 from typing_extensions import override
 from workers import seconds_on
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(KNOWN), metavar="W6,W1,..")
     parser.add_argument("--passes", type=int, default=3, help="measurements of every side")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="folder for models.csv")
+    parser.add_argument("--out", type=out_folder, help="folder for models.csv")
     parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
     options = parser.parse_args(argv)
     names = options.workloads.split(",")

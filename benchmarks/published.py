@@ -25,14 +25,13 @@ import argparse
 import copy
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import rounds  # noqa: F401 - first: it sets the number of threads
 import torch
 import torch.nn.functional as F
 from activity import Activity
 from aims import Aim, write_aims
-from figures import machine
+from figures import machine, out_folder
 from models import Measured, Table, by_hand, by_lightfed, memory
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -166,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--passes", type=int, default=3, help="measurements of every side")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="folder for published.csv")
+    parser.add_argument("--out", type=out_folder, help="folder for published.csv")
     parser.add_argument("--tiny", action="store_true", help="small models, to see that it runs")
     parser.add_argument("--case", choices=["hundred", "published"], help="one of the two cases")
     options = parser.parse_args(argv)

@@ -43,8 +43,24 @@ WARM_UP = 2
 TOLERANCE = 0.05
 
 
-def compare(workload: Workload, *, passes: int, device: str = "cpu", packs: bool = False) -> bool:
-    """Let the sides take turns and print what they took; whether losses and goals are as wanted."""
+def compare(
+    workload: Workload,
+    *,
+    passes: int,
+    device: str = "cpu",
+    packs: bool = False,
+    limit: float | None = None,
+) -> bool:
+    """Let the sides take turns and print what they took; whether losses and goals are as wanted.
+
+    Args:
+        workload: what is trained.
+        passes: measurements of every side.
+        device: cpu or cuda.
+        packs: measure packs of fixed sizes too, as on a card.
+        limit: seconds in which all measurements should end, with fewer rounds each; None for none.
+    """
+    print(f"\n{workload.name}  {workload.title}", flush=True)
     sides = PACKS if packs or device != "cpu" else SIDES
     workers = {side: Worker(side, workload, device) for side in sides}
     seconds: dict[Side, list[float]] = {side: [] for side in sides}
@@ -52,20 +68,24 @@ def compare(workload: Workload, *, passes: int, device: str = "cpu", packs: bool
         for worker in workers.values():
             worker.ready()
         start = workers["lightfed"].loss()
-        for worker in workers.values():
-            worker.seconds(WARM_UP)
+        round_of_all = 0.0
+        for side, worker in workers.items():
+            taken = worker.seconds(WARM_UP)
+            round_of_all += taken
+            if limit is not None:
+                print(f"    {side:10} warmed up, {1e3 * taken:.1f} ms a round", flush=True)
+        rounds = rounds_in(limit, workload.rounds, passes * round_of_all)
         early = {side: worker.loss() for side, worker in workers.items()}
         for number in range(passes):
             # Every side is the first in some passes.
             turn = number % len(sides)
             for side in sides[turn:] + sides[:turn]:
-                seconds[side].append(workers[side].seconds(workload.rounds))
+                seconds[side].append(workers[side].seconds(rounds))
         losses = {side: worker.loss() for side, worker in workers.items()}
         memory = workers["lightfed"].memory()
     finally:
         for worker in workers.values():
             worker.close()
-    print(f"\n{workload.name}  {workload.title}")
     for side, times in seconds.items():
         milliseconds = spread([1e3 * value for value in times], digits=1)
         print(f"    {side:10} {milliseconds:26} ms a round, loss {start:.4f} -> {losses[side]:.4f}")
@@ -81,6 +101,19 @@ def compare(workload: Workload, *, passes: int, device: str = "cpu", packs: bool
     equal = learned_alike(start, early if workload.method == "DisPFL" else losses)
     print("    losses: " + ("equal" if equal else "DIFFERENT WORK"), flush=True)
     return met and equal
+
+
+def rounds_in(limit: float | None, most: int, seconds: float) -> int:
+    """The rounds of a measurement, the same on all sides, as their losses are compared.
+
+    Args:
+        limit: seconds of all measurements; None for no limit.
+        most: the rounds without a limit.
+        seconds: what all measurements would take with one round each.
+    """
+    if limit is None:
+        return most
+    return max(1, min(most, int(limit / seconds)))
 
 
 def learned_alike(start: float, losses: dict[Side, float]) -> bool:
@@ -100,13 +133,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--loaded", action="store_true", help="keep every core busy meanwhile")
     parser.add_argument("--packs", action="store_true", help="measure packs of 32 and 128 too")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--limit", type=float, help="seconds of a workload's measurements, about")
     options = parser.parse_args(argv)
     if options.passes < 1:
         parser.error(f"--passes: {options.passes}; give at least 1")
     with busy(options.loaded):
         print(machine())
         good = [
-            compare(workload, passes=options.passes, device=options.device, packs=options.packs)
+            compare(
+                workload,
+                passes=options.passes,
+                device=options.device,
+                packs=options.packs,
+                limit=options.limit,
+            )
             for workload in options.workloads
         ]
         print(f"\n{machine()}")

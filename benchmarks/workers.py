@@ -9,6 +9,7 @@ import resource
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,8 @@ Side = Literal["loop", "tuned", "batched", "lightfed", "packs32", "packs128", "s
 # The ways of lightfed, and settings of the Federation: as it comes, and three fixed ones.
 WAYS: dict[str, dict[str, Any]] = {
     "lightfed": {},
-    "packs32": {"side_by_side": 32},
-    "packs128": {"side_by_side": 128},
+    "packs32": {"side_by_side": 32, "pack_memory": 1 << 17},
+    "packs128": {"side_by_side": 128, "pack_memory": 1 << 19},
     "sequential": {"side_by_side": "off"},
 }
 LOSS, MEMORY, STOP = "loss", "memory", "stop"
@@ -62,7 +63,8 @@ class Worker:
         return self._ask(MEMORY)
 
     def close(self) -> None:
-        self._pipe.send(STOP)
+        with suppress(BrokenPipeError):  # one that was interrupted has ended already
+            self._pipe.send(STOP)
         self._process.join()
 
     def _ask(self, question: int | str) -> float:

@@ -1,5 +1,6 @@
 """The benchmarks run, and the sides that they compare do equal work. No test looks at a time."""
 
+import importlib
 import subprocess
 import sys
 import tempfile
@@ -267,3 +268,57 @@ def test_the_calls_of_a_clock_are_timed() -> None:
 
     for devices, policy in virtual_time.GIVEN.values():
         assert virtual_time.measure(devices, policy, 10, 2) > 0
+
+
+@pytest.mark.parametrize("name", ["cohort", "curve", "models", "nccl", "operators", "published"])
+def test_a_folder_for_results_is_made_before_anything_is_measured(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = importlib.import_module(name)
+    folder = tmp_path / "not" / "there"
+    with pytest.raises(SystemExit):
+        benchmark.main(["--out", str(folder), "--device", "abacus"])
+    assert folder.is_dir()
+
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        benchmark.main(["--out", str(tmp_path / "file")])
+    assert "file: File exists" in capsys.readouterr().err
+
+
+def test_packs_of_a_given_size_have_memory_for_it() -> None:
+    import models
+    import operators
+    import workers
+
+    for ways in (models.WAYS, operators.WAYS, workers.WAYS):
+        for way, settings in ways.items():
+            assert isinstance(settings.get("side_by_side"), int) <= ("pack_memory" in settings), way
+
+
+def test_a_limit_leaves_fewer_rounds() -> None:
+    from rounds import rounds_in
+
+    assert rounds_in(None, 20, 1e6) == 20
+    assert rounds_in(12.0, 20, 3.0) == 4
+    assert rounds_in(12.0, 20, 0.1) == 20
+    assert rounds_in(12.0, 20, 500.0) == 1
+
+
+def test_every_case_goes_through_nccl_before_one_goes_through_gloo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import nccl
+
+    runs: list[tuple[str, str]] = []
+
+    def ran(_: Any, case: str, backend: str, *__: Any) -> dict[str, str]:
+        runs.append((case, backend))
+        return {nccl.SUMS: "1", "server": "bits"}
+
+    monkeypatch.setattr(nccl, "apart", ran)
+    assert nccl.main(["--device", "cuda", "--cases", "fedavg,heterofl"]) == 0
+    assert runs == [
+        ("fedavg", "none"), ("fedavg", "nccl"), ("heterofl", "none"), ("heterofl", "nccl"),
+        ("fedavg", "gloo"), ("heterofl", "gloo"),
+    ]  # fmt: skip

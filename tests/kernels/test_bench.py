@@ -398,3 +398,64 @@ def test_the_batch_script_is_well_formed() -> None:
     text = script.read_text()
     assert "set -euo pipefail" in text
     assert '"$@"' in text
+
+
+# On a card, imitated: minutes that end.
+
+
+def test_rows_are_kept_code_by_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is cut off in its second code has the first in its table."""
+
+    class CutOff(BaseException):
+        pass
+
+    def second_is_cut_off(run: Any, *_: Any) -> list[float]:
+        if (tmp_path / "a-card.csv").exists():
+            raise CutOff
+        return [1.0]
+
+    monkeypatch.setattr(measure, "time_calls", second_is_cut_off)
+    monkeypatch.setattr(measure, "_cpu_name", lambda: "A card")
+    with pytest.raises(CutOff):
+        command.main(["--quick", "--device", "cpu", "--case", "pack_mask", "--save", str(tmp_path)])
+    _, *lines = (tmp_path / "a-card.csv").read_text().splitlines()
+    assert len(lines) == 1
+
+
+def test_a_slow_code_is_not_called_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    seconds = iter([0.0, 3.3, 0.0, 0.2, 0.0, 0.2])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(seconds))
+    cuda = torch.device("cuda")
+    assert measure.time_calls(lambda: calls.append(1), cuda) == pytest.approx([3300.0])
+    assert measure.time_calls(lambda: calls.append(1), cuda) == pytest.approx([200.0, 200.0])
+    assert len(calls) == 3
+
+
+def test_a_gate_on_a_card_measures_ours_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[tuple[str, str]] = []
+
+    class Taken(measure.Measurement):
+        def __init__(self, case: Case, *_: Any, **__: Any) -> None:
+            self.case = case
+
+        def take(self, name: str) -> None:
+            taken.append((self.case.operation, name))
+
+        def rows(self) -> list[measure.Row]:
+            return []
+
+    cases = [fake(None), replace(fake(None), operation="other")]
+    options = command.parser().parse_args(["--gate"])
+    monkeypatch.setattr(command, "Measurement", Taken)
+    monkeypatch.setattr(command, "_chosen", lambda *_: cases)
+    for seconds, expected in ((60.0, 4), (-1.0, 2)):
+        taken.clear()
+        monkeypatch.setattr(command, "GATE_SECONDS", seconds)
+        command._measure(options, torch.device("cuda"), 1.0, lambda rows: None)
+        assert [name for _, name in taken[:2]] == [OURS, OURS]
+        assert len(taken) == expected
+    assert "official left out, no time is left" in capsys.readouterr().out
