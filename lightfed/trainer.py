@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
@@ -32,6 +33,7 @@ from lightfed.lightning_fits.hook_table import split
 from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
+from lightfed.utils.determinism import ask_for_same_bits
 from lightfed.utils.errors import Interrupted, UserError
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
@@ -79,7 +81,7 @@ class FederatedTrainer(RunTrainer):
         enable_progress_bar: bool = True,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Clips = "norm",
-        deterministic: bool | Literal["warn"] = False,
+        deterministic: bool | Literal["warn", "auto"] = "auto",
         benchmark: bool | None = None,
         profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
@@ -123,7 +125,10 @@ class FederatedTrainer(RunTrainer):
             gradient_clip_val: Limit on the gradients of a local step.
             gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
                 each of its networks (PFedMoE, FML, FedKD, FedAPEN), as in their authors' code.
-            deterministic: Ask torch for deterministic operations.
+            deterministic: Ask torch for deterministic operations: True, which ends a run at one
+                that has no such form; warn, which names it and goes on; False; or auto: as warn on
+                a GPU, where two runs have other bits without it, and False on a CPU, where they
+                have the same bits anyway.
             benchmark: cudnn.benchmark.
             profiler: Lightning profiler.
             detect_anomaly: Check every backward for nan.
@@ -202,7 +207,7 @@ class FederatedTrainer(RunTrainer):
             enable_model_summary=False,
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm="value" if gradient_clip_algorithm == "value" else "norm",
-            deterministic=deterministic or None,
+            deterministic=None if deterministic == "auto" else deterministic,
             benchmark=benchmark,
             use_distributed_sampler=False,
             profiler=profiler,
@@ -211,6 +216,8 @@ class FederatedTrainer(RunTrainer):
             default_root_dir=default_root_dir,
             enable_autolog_hparams=False,
         )
+        if deterministic == "auto" and isinstance(self.accelerator, CUDAAccelerator):
+            ask_for_same_bits(choose_fastest=bool(benchmark))
         self.fit_loop = FederatedLoop(self)
         self._signal_connector = FlagSignals(self)
         self._checkpoint_connector = Restores(self)
