@@ -70,7 +70,7 @@ class Federation(Recorded, RoundModule):
         eval_clients: int | None = None,
         store: Literal["device", "host"] = "device",
         side_by_side: SideBySide = "auto",
-        pack_memory: int = 256,
+        pack_memory: int | None = None,
         max_failed_clients: int | None = None,
         devices: Devices | None = None,
         policy: Policy | None = None,
@@ -114,7 +114,7 @@ class Federation(Recorded, RoundModule):
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
-                at once.
+                at once; by default 256 on a CPU and 2,048 on a GPU of any size.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
                 non-finite update, before the run ends; they are left out and named. All but one by
                 default. The run always ends when all of several sessions of a round have failed.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import lightning.pytorch as L
+import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
@@ -32,6 +33,11 @@ SideBySide = Literal["auto", "off"] | bool | int
 # Clients of a pack under `auto`, and the optimizers that it packs.
 AUTO = 32
 _AUTO_OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW)
+
+# MiB of a pack where the configuration does not say, by the kind of device. More would leave the
+# caches of a CPU. A GPU has gigabytes, and 32 clients of a small convolutional network take one.
+# Not the memory of this GPU decides: the same configuration makes the same packs on another one.
+MEMORY = {"cpu": 256, "gpu": 2048}
 
 _MEBIBYTE = 1 << 20
 
@@ -57,14 +63,14 @@ class Packs:
 
     Attributes:
         side_by_side: Number of clients in a pack, "auto" or "off".
-        memory: MiB for the rows, gradients and activations of a pack.
+        memory: MiB for the rows, gradients and activations of a pack; None for MEMORY.
 
     Raises:
         UserError: The number is below 2, or there is no memory.
     """
 
     side_by_side: SideBySide = "auto"
-    memory: int = 256
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.side_by_side is False:  # YAML reads a bare off as a boolean
@@ -75,7 +81,7 @@ class Packs:
                 str(self.side_by_side),
                 "give the number of clients in a pack, 2 or more, or auto, or off",
             )
-        if self.memory < 1:
+        if self.memory is not None and self.memory < 1:
             raise UserError("model.pack_memory", f"{self.memory} MiB", "give at least 1")
 
     def of(
@@ -114,6 +120,12 @@ class Packs:
             return self._packing(fleet, state, make, context)
         except _TrainsAlone as obstacle:
             return self._alone(state, str(obstacle))
+
+    def memory_on(self, device: torch.device) -> int:
+        """Return the MiB of a pack on a kind of device, whatever memory this machine has."""
+        if self.memory is not None:
+            return self.memory
+        return MEMORY["cpu" if device.type == "cpu" else "gpu"]
 
     def _alone(self, state: GroupState, obstacle: str) -> Packing:
         """Say why a group is not packed: a warning if the user has asked for packs."""
@@ -199,10 +211,9 @@ class Packs:
                 f"its optimizer is {kind.__name__}; set model.side_by_side to a number"
             )
 
-        if client_bytes(module, state, fleet.data) * AUTO > self.memory * _MEBIBYTE:
-            raise _TrainsAlone(
-                f"{AUTO} clients take more than model.pack_memory, {self.memory} MiB"
-            )
+        memory = self.memory_on(state.store.device)
+        if client_bytes(module, state, fleet.data) * AUTO > memory * _MEBIBYTE:
+            raise _TrainsAlone(f"{AUTO} clients take more than model.pack_memory, {memory} MiB")
 
         least = _FEWEST_CLIENTS if state.store.device.type == "cpu" else 2
         return Packing(AUTO, least, even=may_mix_samples(module))
@@ -223,9 +234,10 @@ class Packs:
                 raise _TrainsAlone(difference)
 
         wanted = min(int(self.side_by_side), state.group.count)
-        fitting = int(self.memory * _MEBIBYTE / client_bytes(module, state, fleet.data))
+        memory = self.memory_on(state.store.device)
+        fitting = int(memory * _MEBIBYTE / client_bytes(module, state, fleet.data))
         if wanted > fitting:
-            found = f"{wanted}, and {fitting} clients fit model.pack_memory, {self.memory} MiB"
+            found = f"{wanted}, and {fitting} clients fit model.pack_memory, {memory} MiB"
             fix = "lower it" if fitting > 1 else "set it to off"
             raise UserError("model.side_by_side", found, f"{fix}, or raise model.pack_memory")
 

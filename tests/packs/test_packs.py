@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lightfed.local.hooks import SessionContext
 from lightfed.local.memory import client_bytes
 from lightfed.models.build import blank
 from lightfed.networks import MLP
+from lightfed.packs import packing
 from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
 from tests.packs.federations import (
@@ -34,6 +36,7 @@ from tests.packs.federations import (
     parts_of,
     vectors,
 )
+from tests.pretend import DEVICE, pretended_device
 from tests.small import data_of, fit, random_data, run_round
 from tests.tiers import by_default
 
@@ -311,6 +314,31 @@ def test_auto_packs_small_networks_by_32(caplog: pytest.LogCaptureFixture) -> No
     assert list(small.training.side_by_side.values()) == [32]
     assert "fill a CPU's cache" in str(wide.training.side_by_side)
     assert "fill a CPU's cache" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "mebibytes", "packed"),
+    [
+        (torch.device("cpu"), 8, 32),
+        (torch.device("cpu"), 9, "32 clients take more than model.pack_memory, 256 MiB"),
+        (DEVICE, 9, 32),
+        (DEVICE, 64, 32),
+        (DEVICE, 65, "32 clients take more than model.pack_memory, 2048 MiB"),
+    ],
+)
+def test_the_kind_of_device_says_how_much_memory_packs_have(
+    device: torch.device, mebibytes: int, packed: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "client_bytes", lambda *_: mebibytes << 20)
+    data = partial(random_data, features=4, batch_size=4)
+    with nullcontext() if device.type == "cpu" else pretended_device(monkeypatch):
+        made = fleet("mlp", "auto", [8] * 40, data=data, device=device)
+    assert list(made.training.side_by_side.values()) == [packed]
+
+
+def test_memory_that_the_user_gives_holds_on_every_device() -> None:
+    packs = packing.Packs("auto", 100)
+    assert {packs.memory_on(device) for device in (torch.device("cpu"), DEVICE)} == {100}
 
 
 def test_auto_trains_few_participants_of_a_round_alone() -> None:
