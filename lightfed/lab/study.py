@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 from pandas import DataFrame
@@ -27,17 +27,16 @@ from lightfed.lab.drawing.files import markdown
 from lightfed.lab.drawing.marks import file_name
 from lightfed.lab.report.comparison import Files, show
 from lightfed.lab.report.figures import seeds_note
-from lightfed.lab.results import text
+from lightfed.lab.results import holm, text
+from lightfed.lab.results.claims import Claim, Question, answered
 from lightfed.lab.results.groups import Group, final_text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
 from lightfed.lab.results.run import Run
 from lightfed.lab.results.verdicts import (
     UNTIL,
     Target,
-    answer_of,
     costs_of,
     finals_of,
-    gain_text,
     goal_of,
     value_text,
 )
@@ -45,7 +44,6 @@ from lightfed.lab.sweep import add_execution
 from lightfed.utils.errors import OneLineParser, UserError
 
 STUDIES = ROOT / "studies"
-_HOLDS = {"better": "holds", "worse": "the opposite is shown", "not shown": "not shown"}
 
 # `{word}` in a value of a study stands for what a case or a method says under that word.
 _WORD = re.compile(r"\{(\w+)\}")
@@ -112,6 +110,11 @@ class Study:
         runs_of_a_method = len(self.seeds) + points * len(self.tune_seed)
         return len(self.cases) * len(self.methods) * runs_of_a_method
 
+    @property
+    def number_of_claims(self) -> int:
+        """How many claims the study makes in all of its cases."""
+        return len(self.cases) * len(self.claims)
+
     def in_case(self, case: str) -> "Study":
         """The study with the words of a case in its metric, its columns and its claims."""
         words = _words_of(self.cases[case])
@@ -121,6 +124,31 @@ class Study:
             columns=_filled(self.columns, words, self.path),
             claims=_filled(self.claims, words, self.path),
         )
+
+
+class HeldCase(NamedTuple):
+    """A case whose runs have ended.
+
+    Attributes:
+        case: Its name.
+        study: The study in this case.
+        held: Its runs.
+    """
+
+    case: str
+    study: Study
+    held: Held
+
+    @property
+    def questions(self) -> list[Question]:
+        """The claims with the runs that decide them."""
+        group_of = {group.name: group for group in self.held.groups}
+        questions = []
+        for claim in self.study.claims:
+            better = group_of[claim["better"]]
+            than = group_of[claim["than"]]
+            questions.append(Question(better, than, claim["metric"], self.study.goal))
+        return questions
 
 
 def main(argv: Sequence[str]) -> int:
@@ -135,20 +163,42 @@ def main(argv: Sequence[str]) -> int:
             raise UserError("--case", f"no case {asked.case!r}", f"name one of {'; '.join(cases)}")
         cases = [asked.case]
 
-    parts: list[str] = []
-    runs: list[Run] = []
+    # All cases before the first is shown, because their claims are corrected together. What was
+    # held is shown even if a later case ends the command.
+    held_cases: list[HeldCase] = []
     submitted = False
+    ending: BaseException | None = None
     for case in cases:
         try:
-            held = _held(asked.name, study, case, way)
+            held = HeldCase(case, study.in_case(case), _held(asked.name, study, case, way))
+            _check_metrics(held)
+            held_cases.append(held)
         except Submitted:
             # The arrays of all cases can wait in the queue at once.
             submitted = True
-            continue
-        parts.append(_case(asked, study.in_case(case), case, held))
-        for group in held.groups:
+        except (SystemExit, UserError) as error:
+            ending = error
+            break
+
+    questions = []
+    for held_case in held_cases:
+        questions += held_case.questions
+    claims = answered(questions, study.number_of_claims)
+    correction = holm.said(study.number_of_claims, len(claims))
+
+    remaining = iter(claims)
+    parts: list[str] = []
+    runs: list[Run] = []
+    for held_case in held_cases:
+        claims_of_case = [next(remaining) for _ in held_case.questions]
+        parts.append(_case(asked, held_case, claims_of_case, correction))
+        for group in held_case.held.groups:
             runs += group.runs
 
+    if ending is not None:
+        raise ending
+    if asked.json and not submitted:
+        print(json.dumps(numbers(asked.name, study, held_cases, claims), indent=1))
     if asked.markdown and not submitted:
         print(page(asked.name, study.title, runs, parts))
     return 0
@@ -165,7 +215,9 @@ def _parser() -> argparse.ArgumentParser:
     named = f"a file, lightfed:NAME of one in the installation, or one of {known}"
     parser.add_argument("name", metavar="NAME", help=named)
     parser.add_argument("--case", metavar="NAME", help="of the study's cases, this one alone")
-    parser.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
+    output.add_argument("--json", action="store_true", help="print the claims for a program")
     add_files(parser)
     add_execution(parser)
     return parser
@@ -183,23 +235,40 @@ def _held(name: str, study: Study, case: str, way: Way) -> Held:
     )
 
 
-def _case(asked: argparse.Namespace, study: Study, case: str, held: Held) -> str:
+def _check_metrics(held_case: HeldCase) -> None:
+    """Refuse a claim about a metric that its runs do not have."""
+    for question in held_case.questions:
+        if question.metric.endswith(UNTIL) and question.target is not None:
+            continue
+        for group in (question.better, question.than):
+            if not any(run.has(question.metric) for run in group.runs):
+                key = f"{held_case.study.path.name}: claims"
+                found = f"{question.metric}, which no run of {group.name} has"
+                raise UserError(key, found, "name a column of metrics.csv")
+
+
+def _case(
+    asked: argparse.Namespace,
+    held_case: HeldCase,
+    claims: Sequence[Claim],
+    corrected: Sequence[str],
+) -> str:
     """Show the contest of a case; return what a page of docs/studies says of it.
 
     Args:
         asked: The arguments of the command.
-        study: The study in this case.
-        case: Its name.
-        held: Its runs.
+        held_case: The case with its runs.
+        claims: Its claims.
+        corrected: A note on how they are corrected.
     """
+    case, study, held = held_case
     table = table_of(held, study.columns, study.theirs, study.goal)
-    claims = claims_of(held.groups, study.claims, study.goal)
-    notes = [*held.differ, *searched(held, study.grid)]
+    notes = [*held.differ, *searched(held, study.grid), *corrected]
     if study.goal is not None:
         notes.append(f"target: {goal_of(study.goal)}")
 
-    if not asked.markdown:
-        answers = ["{}: {}, {}".format(*cells) for cells in claims.itertuples(index=False)]
+    if not asked.markdown and not asked.json:
+        answers = [claim.line for claim in claims]
         folder_name = file_name("study", f"{study.path.stem}-{case}")
         show(
             beside(held, folder_name),
@@ -213,7 +282,7 @@ def _case(asked: argparse.Namespace, study: Study, case: str, held: Held) -> str
             search=held.search,
             files=Files(asked.format, asked.table),
         )
-    return part(case, held, table, claims, notes)
+    return part(case, held, table, claims_table(claims), notes)
 
 
 # The file.
@@ -433,20 +502,32 @@ def _until_text(group: Group, column: str, target: Target | None) -> str:
     return f"{value_text(column, mean)} +- {value_text(column, half)}"
 
 
-def claims_of(
-    groups: Sequence[Group], claims: Sequence[Mapping[str, str]], target: Target | None = None
-) -> DataFrame:
+def claims_table(claims: Sequence[Claim]) -> DataFrame:
     """A row for each claim: whether it holds, and the difference with its interval."""
-    group_of = {group.name: group for group in groups}
-    rows = []
-    for claim in claims:
-        better = group_of[claim["better"]]
-        worse = group_of[claim["than"]]
-        metric = claim["metric"]
-        difference, answer = answer_of(worse, better, metric, target)
-        sentence = f"{better.name} is better than {worse.name} in {text.readable(metric)}"
-        rows.append((sentence, _HOLDS[answer], gain_text(difference, metric)))
-    return DataFrame(rows, columns=["claim", "", "difference"], dtype="str")
+    heads = ["claim", "", "difference", "corrected p"]
+    return DataFrame([claim.cells for claim in claims], columns=heads, dtype="str")
+
+
+def numbers(
+    name: str, study: Study, cases: Sequence[HeldCase], claims: Sequence[Claim]
+) -> dict[str, Any]:
+    """The claims of a study for a program."""
+    names_of_cases = []
+    for held_case in cases:
+        names_of_cases += [held_case.case] * len(held_case.questions)
+
+    listed = []
+    for case, claim in zip(names_of_cases, claims, strict=True):
+        listed.append({"case": case, **claim.values})
+    return {
+        "study": name,
+        "title": study.title,
+        "digest": digest(name),
+        "correction": "Holm (1979)",
+        "number": study.number_of_claims,
+        "error": holm.ERROR,
+        "claims": listed,
+    }
 
 
 # Pages of docs/studies.

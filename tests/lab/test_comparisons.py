@@ -189,10 +189,19 @@ def test_a_search_chooses_by_samples_that_are_not_of_the_test(
     assert "by personal/accuracy on test samples" in " ".join(out.split())
 
 
-def test_a_null_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inert_change_is_identical_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"]
+    words += ["--set-b", "model.max_failed_clients=1"]
     with pytest.raises(SystemExit):
-        main(["compare", "run.yaml", "run.yaml", "--seeds", "0-1", "--set", "trainer.max_epochs=1"])
-    assert "no difference is shown: " in capsys.readouterr().out
+        main(words)
+    assert "identical runs: " in capsys.readouterr().out
+    assert len(list((folder / "runs").glob("*/metrics.csv"))) == 4
+    with pytest.raises(SystemExit):
+        main([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["p"]) == ("identical runs", 1.0)
 
 
 def test_a_rate_that_fails_is_not_chosen_and_a_compared_run_that_fails_ends_it(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from scipy.special import stdtr, stdtrit
 
 from lightfed.cli.command_line import main
 from lightfed.cli.shipped import ROOT
@@ -15,6 +16,7 @@ from lightfed.lab import study, sweep
 from lightfed.lab.contest import check_terms
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import UserError
+from tests.docs.test_json import check
 from tests.lab.test_comparisons import BASE, GROUPS, folder
 
 __all__ = ["folder"]  # a fixture
@@ -54,10 +56,47 @@ def test_a_study_says_whether_its_claim_holds(
         assert f"\n\n## {case.capitalize()}\n\n" in printed.out
         run = next((folder / "runs").glob(f"small-{case}-four*"))
         assert read(run).last_round == rounds
-    assert "\n\n| claim |  | difference |\n" in printed.out
+    assert "\n\n| claim |  | difference | corrected p |\n" in printed.out
+    # Both cases make the claim, and both claims are corrected together.
+    assert printed.out.count("2 claims, corrected together by Holm (1979)") == 2
     with pytest.raises(SystemExit):
         main(["study", "small"])
-    assert "four is better than one in train loss: " in capsys.readouterr().out
+    printed_again = capsys.readouterr().out
+    assert "four is better than one in train loss: " in printed_again
+    assert "2 claims, corrected together by Holm (1979)" in printed_again
+    with pytest.raises(SystemExit):
+        main(["study", "small", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    check(found, "study")
+    assert found["number"] == 2
+    assert {claim["case"] for claim in found["claims"]} == {"short", "long"}
+    with pytest.raises(SystemExit):
+        main(["study", "small", "--case", "long", "--json"])
+    (alone,) = json.loads(capsys.readouterr().out)["claims"]
+    # The claim of the other case counts though it is not shown.
+    assert alone["p"] == pytest.approx(min(1.0, 2 * p_alone(alone)), rel=1e-6)
+    page = (folder / "runs" / "study-small-long" / "comparison.html").read_text()
+    assert "2 claims, corrected together by Holm (1979)" in page
+
+
+def p_alone(claim: dict[str, Any]) -> float:
+    """The p value of a claim of two seeds by itself, from its interval."""
+    half = (claim["high"] - claim["low"]) / 2
+    t = claim["difference"] / half * stdtrit(1, 0.975)
+    return float(2 * stdtr(1, -abs(t)))
+
+
+def test_a_claim_about_a_metric_that_nobody_logs_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = [{"better": "four", "than": "one", "metric": "personal/f1"}]
+    written = {**STUDY, "claims": claims, "cases": {"short": {}}}
+    (folder / "small.yaml").write_text(yaml.safe_dump(written))
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "small.yaml"])
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("lightfed: error: small.yaml: claims: personal/f1, which no run of four")
 
 
 # A study with words, of a configuration beside it.

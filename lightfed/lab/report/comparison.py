@@ -39,7 +39,9 @@ from lightfed.lab.results.verdicts import (
     answer_line,
     answer_of,
     difference_table,
+    direction_of,
     goal_of,
+    p_of,
     pairs_of,
     rows_of,
 )
@@ -305,6 +307,11 @@ def pair_numbers(
         search: How settings were searched.
     """
     difference, answer = answer_of(a, b, metric)
+    p = p_of(a, b, metric)
+    # Without the value of a seed, the others are not what was asked about.
+    gain, deterioration = (None, None)
+    if math.isfinite(p):
+        gain, deterioration = difference.excluded(direction_of(metric))
     if rows is None:
         rows = rows_of(a, b, target)
     return {
@@ -315,6 +322,8 @@ def pair_numbers(
         "metric": metric,
         "target": None if target is None else {"metric": target[0], "value": target[1]},
         "verdict": answer,
+        "p": p if math.isfinite(p) else None,
+        "excluded": {"gain": gain, "deterioration": deterioration},
         "seeds_needed": difference.seeds_needed(),
         "rows": {row.name: row.values for row in rows},
         "differ": list(differ),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandas import Series
 
 Spread = TypeVar("Spread", float, "Series")
-Verdict = Literal["better", "worse", "not shown"]
+Verdict = Literal["better", "worse", "not shown", "identical runs"]
 
 # The confidence level of intervals.
 LEVEL = 0.95
@@ -70,6 +70,27 @@ class Difference:
         """The upper end of the interval."""
         return self.mean + self.half
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the method and its rival have the same value in every seed."""
+        return len(self.seeds) > 0 and self.mean == 0 and not self.std > 0
+
+    @property
+    def p(self) -> float:
+        """The two-sided p value of the paired t-test; NaN for fewer than two seeds.
+
+        It is less than 5 % if the interval excludes 0.
+        """
+        from scipy.special import stdtr  # scipy.stats would take a second to import
+
+        if not math.isfinite(self.std):
+            return math.nan
+        if self.std == 0:
+            return 1.0 if self.mean == 0 else 0.0
+
+        standard_error = self.std / math.sqrt(len(self.seeds))
+        return 2 * float(stdtr(len(self.seeds) - 1, -abs(self.mean) / standard_error))
+
     def verdict(self, direction: int) -> Verdict:
         """Return whether the method is better: whether the interval excludes 0.
 
@@ -82,6 +103,21 @@ class Difference:
         if best < 0:
             return "worse"
         return "not shown"
+
+    def excluded(self, direction: int) -> tuple[float | None, float | None]:
+        """Return the smallest gain and the smallest loss that the interval excludes.
+
+        Args:
+            direction: 1 if high values are better, and -1 if low ones are.
+
+        Returns:
+            The ends of the interval, as sizes: all gains above the first and all losses above the
+            second are excluded. None where the end is on the other side of 0, or unknown.
+        """
+        worst, best = sorted((direction * self.low, direction * self.high))
+        gain = best if best >= 0 else None
+        loss = -worst if worst <= 0 else None
+        return gain, loss
 
     def seeds_needed(self) -> int | None:
         """Return the number of seeds that detect a difference of this size and spread.

@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightfed.lab.results import text
 from lightfed.lab.results.groups import Group, cost_to
+from lightfed.lab.results.holm import ERROR
 from lightfed.lab.results.paired import Difference, Verdict, mean_and_std
 from lightfed.lab.results.run import TIME, Run, totals
 from lightfed.utils.keys import flat, key_of
@@ -227,7 +228,7 @@ def finals_of(group: Group, name: str, target: Target | None = None) -> dict[int
 
 
 def answer_of(
-    a: Group, b: Group, metric: str, target: Target | None = None
+    a: Group, b: Group, metric: str, target: Target | None = None, *, p: float | None = None
 ) -> tuple[Difference, Verdict]:
     """Return the difference of B and A, and the verdict on it.
 
@@ -238,28 +239,117 @@ def answer_of(
         b: The other one, with runs of the same seeds.
         metric: The column, or a cost with the ending `UNTIL`.
         target: The target of that cost.
+        p: The p value after the correction for other claims, if there are any. No difference is
+            shown if it exceeds `ERROR`.
     """
     difference = Difference.of(finals_of(b, metric, target), finals_of(a, metric, target))
     if len(difference.seeds) < len(a.runs):
         return difference, "not shown"
+    if difference.is_nothing and are_identical(a, b):
+        return difference, "identical runs"
+    if p is not None and p > ERROR:
+        return difference, "not shown"
+    return difference, difference.verdict(direction_of(metric))
 
-    is_cost = metric.endswith(UNTIL)
-    return difference, difference.verdict(-1 if is_cost else text.direction(metric))
+
+def p_of(a: Group, b: Group, metric: str, target: Target | None = None) -> float:
+    """Return the p value of a claim about B and A by itself; NaN if a seed has no finite value.
+
+    The arguments are those of `answer_of`.
+    """
+    difference = Difference.of(finals_of(b, metric, target), finals_of(a, metric, target))
+    return difference.p if len(difference.seeds) == len(a.runs) else math.nan
 
 
-def verdict(a: Group, b: Group, metric: str) -> str:
-    """Return the answer to whether B is better than A in one line."""
-    difference, answer = answer_of(a, b, metric)
+def are_identical(a: Group, b: Group) -> bool:
+    """Return whether the runs of every seed have the same metrics in every round.
+
+    Such a pair says nothing about its methods: what was changed had no effect.
+    """
+    runs_of_a = {run.seed: run for run in a.runs}
+    for run in b.runs:
+        other = runs_of_a.get(run.seed)
+        if other is None:
+            return False
+        columns = [*run.metrics, "train_loss"]
+        if set(columns) != {*other.metrics, "train_loss"}:
+            return False
+        own_values = run.rounds.reindex(columns=columns)
+        if not own_values.equals(other.rounds.reindex(columns=columns)):
+            return False
+    return True
+
+
+def direction_of(metric: str) -> int:
+    """Return 1 if a higher value is better, and -1 if a lower one is; costs should be low."""
+    return -1 if metric.endswith(UNTIL) else text.direction(metric)
+
+
+def verdict(a: Group, b: Group, metric: str, *, p: float | None = None) -> str:
+    """Return the answer to whether B is better than A in one line.
+
+    Args:
+        a: The experiment that is compared with.
+        b: The other one, with runs of the same seeds.
+        metric: The column.
+        p: The p value after the correction for other claims, if there are any.
+    """
+    difference, answer = answer_of(a, b, metric, p=p)
+    if answer == "identical runs":
+        return _identical_text(a, b)
+
     line = "no difference is shown"
     if answer != "not shown":
         line = f"{b.name} is {answer} than {a.name}"
-
     line += f": {text.readable(metric)} {gain_text(difference, metric)}"
 
     missing = len(a.runs) - len(difference.seeds)
     if missing > 0:
         line += f", {text.counted(missing, 'seed')} without a finite value"
+    if p is not None:
+        line += f", corrected p {p_text(p)}"
+    if answer == "not shown" and missing == 0:
+        line += f"; {excluded_text(difference, metric)}"
     return line + _seeds_text(difference)
+
+
+def _identical_text(a: Group, b: Group) -> str:
+    """Return what is said of a pair whose runs are the same."""
+    seeds = [run.seed or 0 for run in a.runs]
+    count = f"{text.counted(len(seeds), 'seed')} ({text.seeds_text(seeds)})"
+    return (
+        f"identical runs: {b.name} and {a.name} have the same metrics in every round, {count}; "
+        "what differs between their configurations had no effect"
+    )
+
+
+def excluded_text(difference: Difference, metric: str) -> str:
+    """Return which differences the interval excludes, such as `a gain above 1.30 points ...`."""
+    if difference.is_nothing:
+        return "the value is the same in every seed"
+
+    gain, loss = difference.excluded(direction_of(metric))
+    parts = []
+    # "Loss" would be understood as the metric of that name.
+    for name, size in (("a gain", gain), ("a deterioration", loss)):
+        if size is not None:
+            parts.append(f"{name} above {_size_text(metric, size)}")
+    if not parts:
+        return "nothing is excluded"
+    verb = "is" if len(parts) == 1 else "are"
+    return f"{' and '.join(parts)} {verb} excluded (95 %)"
+
+
+def _size_text(metric: str, size: float) -> str:
+    """Return the size of a difference with its unit, without a sign."""
+    return _signed(metric, abs(size)).removeprefix("+") + _points(metric)
+
+
+def p_text(p: float) -> str:
+    """Return a p value as text, such as `0.012` or `below 0.001`."""
+    if math.isnan(p):
+        return text.NOTHING
+    return "below 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _seeds_text(difference: Difference) -> str:
@@ -279,6 +369,8 @@ def one_seed(a: Group, b: Group, metric: str) -> str:
     spread can be for a few seeds to detect a difference of this size.
     """
     difference = Difference.of(b.finals(metric), a.finals(metric))
+    if difference.is_nothing and are_identical(a, b):
+        return _identical_text(a, b)
     if not difference.seeds:
         return f"no verdict from one seed: {text.readable(metric)} is not finite in it"
 
