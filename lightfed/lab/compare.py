@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from jsonargparse.typing import PositiveInt
 
 from lightfed.cli.shipped import PREFIX, with_paths
 from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Way, hold
@@ -27,11 +28,24 @@ from lightfed.lab.results.run import is_metric
 from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
 from lightfed.lab.run_folders import read_runs
 from lightfed.lab.sweep import add_execution
+from lightfed.lab.until import DECIDED, described, design_of, hold_until, look_list
 from lightfed.utils.errors import OneLineParser, UserError
 
 CONFIGURATIONS = (".yaml", ".yml")
 # Options of one kind of comparison, by name; the other kind refuses them.
-ONLY_CONFIGURATIONS = ("set", "set_a", "set_b", "seeds", "tune", "tune_seed", "jobs", "slurm")
+ONLY_CONFIGURATIONS = (
+    "set",
+    "set_a",
+    "set_b",
+    "seeds",
+    "tune",
+    "tune_seed",
+    "jobs",
+    "slurm",
+    "until",
+    "most",
+    "looks",
+)
 ONLY_FOLDERS = ("group", "pivot", "columns", "std")
 
 
@@ -102,14 +116,20 @@ def _of_configurations(asked: argparse.Namespace) -> int:
     methods = _methods(asked)
     given_target = _target(asked.target)
     grid = grid_of(asked.tune, [100] if asked.tune_seed is None else asked.tune_seed)
-    held = hold(
-        methods,
-        seeds("0-4") if asked.seeds is None else asked.seeds,
-        Way(asked.jobs, asked.slurm),
-        grid=grid,
-        metric=_metric(asked.metric, given_target),
-        differ=asked.differ,
-    )
+    way = Way(asked.jobs, asked.slurm)
+    metric = _metric(asked.metric, given_target)
+
+    planned = design_of(asked.until, asked.most, asked.looks, asked.seeds)
+    ended = None
+    if planned is None:
+        chosen_seeds = seeds("0-4") if asked.seeds is None else asked.seeds
+        held = hold(methods, chosen_seeds, way, grid=grid, metric=metric, differ=asked.differ)
+    else:
+        design, chosen_seeds = planned
+        ended = hold_until(
+            methods, chosen_seeds, design, way, grid=grid, metric=metric, differ=asked.differ
+        )
+        held = ended.held
 
     a, b = held.groups
     target = comparison.target_of(given_target, held.metric, [*a.runs, *b.runs])
@@ -126,6 +146,8 @@ def _of_configurations(asked: argparse.Namespace) -> int:
             differ=held.differ,
             search=held.search,
         )
+        if ended is not None:
+            numbers |= ended.numbers
         print(json.dumps(numbers, indent=1))
         return 0
 
@@ -134,6 +156,10 @@ def _of_configurations(asked: argparse.Namespace) -> int:
     notes += searched(held, grid)
     if target is not None:
         notes.append(f"target: {goal_of(target)}")
+    answer = verdict(a, b, held.metric)
+    if ended is not None:
+        notes += described(ended.design)
+        answer = ended.line
     comparison.show(
         asked.output or beside(held, "compare"),
         "compare",
@@ -141,7 +167,7 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         held.metric,
         difference_table(rows, a, b),
         notes,
-        [verdict(a, b, held.metric)],
+        [answer],
         target=target,
         search=held.search,
         files=Files(asked.format, asked.table),
@@ -405,6 +431,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--tune", action="extend", nargs="+", default=[], metavar="KEY=X,Y", help=alike)
     of_search = "of the search: one, or several such as 100-102 (default: 100)"
     add("--tune-seed", type=seed_list, metavar="SEEDS", help=of_search)
+    stop = "run no more seeds once the answer is known, which is looked at a few times"
+    add("--until", choices=[DECIDED], help=stop)
+    add("--most", type=PositiveInt, metavar="N", help="seeds at most (default: 20)")
+    at = "after so many seeds, fixed in advance (default: of 20, at 5,8,12,16,20)"
+    add("--looks", type=look_list, metavar="N,N", help=at)
     add_execution(parser)
 
     add = parser.add_argument_group("for run folders").add_argument

@@ -140,6 +140,51 @@ def hold(
             or a run does not have the metric.
         Submitted: What is missing has been submitted. Without a handler it ends the process.
     """
+    entered = enter(methods, seeds, way, grid=grid, metric=metric, differ=differ)
+    return entered.run(seeds, way)
+
+
+class Entered(NamedTuple):
+    """A contest whose settings are chosen, and whose compared runs may be missing.
+
+    Attributes:
+        winners: The chosen run of each method, by the method's name, without a seed.
+        search: As in `Held`.
+        metric: The column of metrics.csv; None for the first that all runs have.
+        differ: As in `Held`.
+        chosen_by: As in `Held`.
+    """
+
+    winners: Mapping[str, Wanted]
+    search: DataFrame
+    metric: str | None
+    differ: list[str]
+    chosen_by: str = ""
+
+    def run(self, seeds: Sequence[int], way: Way) -> Held:
+        """Run what is missing of these seeds and read all of it; see `hold`."""
+        runs_of = _run_winners(self.winners, seeds, way)
+        every_run = [run for runs in runs_of.values() for run in runs]
+        metric = self.metric or common_metric(every_run)
+        if not all(run.has(metric) for run in every_run):
+            raise UserError("--metric", f"{metric}, which some runs do not have", "see metrics.csv")
+
+        groups = []
+        for place, (name, runs) in enumerate(runs_of.items()):
+            groups.append(Group(name, tuple(runs), name, runs[0].data, place))
+        return Held(groups, self.search, metric, self.differ, self.chosen_by)
+
+
+def enter(
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    way: Way,
+    *,
+    grid: Grid | None = None,
+    metric: str | None = None,
+    differ: Sequence[str] = (),
+) -> Entered:
+    """Check the methods and search their settings; the arguments and errors are those of `hold`."""
     if grid is not None and set(grid.seeds) & set(seeds):
         raise UserError("--tune-seed", "a compared seed", "give another")
 
@@ -149,31 +194,18 @@ def hold(
     candidates = _candidates(methods, points)
     first_points = {name: tried[0] for name, tried in candidates.items()}
     permitted = check_terms(first_points, differ)
-
-    chosen_by = ""
     if grid is None:
-        search = DataFrame()
-        winners = first_points
-    else:
-        runs_of_points = _run_search(candidates, grid, way)
-        runs_of_search = _runs_of_search(runs_of_points)
-        metric = metric or common_metric(runs_of_search)
-        columns = {run.chosen_by(metric) for run in runs_of_search}
-        # One run without validation samples would be held against others that have them.
-        chosen_by = columns.pop() if len(columns) == 1 else metric
-        search, best = _best(runs_of_points, grid, chosen_by)
-        winners = {name: tried[best[name]] for name, tried in candidates.items()}
+        return Entered(first_points, DataFrame(), metric, permitted)
 
-    runs_of = _run_winners(winners, seeds, way)
-    every_run = [run for runs in runs_of.values() for run in runs]
-    metric = metric or common_metric(every_run)
-    if not all(run.has(metric) for run in every_run):
-        raise UserError("--metric", f"{metric}, which some runs do not have", "see metrics.csv")
-
-    groups = []
-    for place, (name, runs) in enumerate(runs_of.items()):
-        groups.append(Group(name, tuple(runs), name, runs[0].data, place))
-    return Held(groups, search, metric, permitted, chosen_by)
+    runs_of_points = _run_search(candidates, grid, way)
+    runs_of_search = _runs_of_search(runs_of_points)
+    metric = metric or common_metric(runs_of_search)
+    columns = {run.chosen_by(metric) for run in runs_of_search}
+    # One run without validation samples would be held against others that have them.
+    chosen_by = columns.pop() if len(columns) == 1 else metric
+    search, best = _best(runs_of_points, grid, chosen_by)
+    winners = {name: tried[best[name]] for name, tried in candidates.items()}
+    return Entered(winners, search, metric, permitted, chosen_by)
 
 
 def _with_validation(method: Method, share: float) -> Method:

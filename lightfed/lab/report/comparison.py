@@ -324,6 +324,7 @@ def pair_numbers(
         "verdict": answer,
         "p": p if math.isfinite(p) else None,
         "excluded": {"gain": gain, "deterioration": deterioration},
+        "sequential": None,
         "seeds_needed": difference.seeds_needed(),
         "rows": {row.name: row.values for row in rows},
         "differ": list(differ),

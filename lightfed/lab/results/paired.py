@@ -104,17 +104,21 @@ class Difference:
             return "worse"
         return "not shown"
 
-    def excluded(self, direction: int) -> tuple[float | None, float | None]:
+    def excluded(
+        self, direction: int, *, half: float | None = None
+    ) -> tuple[float | None, float | None]:
         """Return the smallest gain and the smallest loss that the interval excludes.
 
         Args:
             direction: 1 if high values are better, and -1 if low ones are.
+            half: Half of another interval than its own.
 
         Returns:
             The ends of the interval, as sizes: all gains above the first and all losses above the
             second are excluded. None where the end is on the other side of 0, or unknown.
         """
-        worst, best = sorted((direction * self.low, direction * self.high))
+        half = self.half if half is None else half
+        worst, best = sorted((direction * (self.mean - half), direction * (self.mean + half)))
         gain = best if best >= 0 else None
         loss = -worst if worst <= 0 else None
         return gain, loss

@@ -323,12 +323,18 @@ def _identical_text(a: Group, b: Group) -> str:
     )
 
 
-def excluded_text(difference: Difference, metric: str) -> str:
-    """Return which differences the interval excludes, such as `a gain above 1.30 points ...`."""
+def excluded_text(difference: Difference, metric: str, *, half: float | None = None) -> str:
+    """Return which differences the interval excludes, such as `a gain above 1.30 points ...`.
+
+    Args:
+        difference: The difference.
+        metric: Its column, or a cost with the ending `UNTIL`.
+        half: Half of another interval than its own.
+    """
     if difference.is_nothing:
         return "the value is the same in every seed"
 
-    gain, loss = difference.excluded(direction_of(metric))
+    gain, loss = difference.excluded(direction_of(metric), half=half)
     parts = []
     # "Loss" would be understood as the metric of that name.
     for name, size in (("a gain", gain), ("a deterioration", loss)):
@@ -392,13 +398,20 @@ def _points(metric: str) -> str:
     return " points" if text.is_share(metric) else ""
 
 
-def gain_text(difference: Difference, metric: str) -> str:
-    """Return a difference as text: `+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`."""
+def gain_text(difference: Difference, metric: str, *, half: float | None = None) -> str:
+    """Return a difference as text: `+1.20 points (+0.40 to +2.00), 5 seeds (0-4)`.
+
+    Args:
+        difference: The difference.
+        metric: Its column, or a cost with the ending `UNTIL`.
+        half: Half of another interval than its own.
+    """
     if not difference.seeds:
         return "no seed has both values"
+    half = difference.half if half is None else half
     mean = _signed(metric, difference.mean)
-    low = _signed(metric, difference.low)
-    high = _signed(metric, difference.high)
+    low = _signed(metric, difference.mean - half)
+    high = _signed(metric, difference.mean + half)
     seeds = f"{text.counted(len(difference.seeds), 'seed')} ({text.seeds_text(difference.seeds)})"
     return f"{mean}{_points(metric)} ({low} to {high}), {seeds}"
 
