@@ -165,7 +165,7 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         "compare",
         held.groups,
         held.metric,
-        difference_table(rows, a, b),
+        difference_table(rows, (a.name, b.name)),
         notes,
         [answer],
         target=target,

@@ -30,7 +30,15 @@ from lightfed.lab.report.tables import (
     rounds_text,
 )
 from lightfed.lab.results import text
-from lightfed.lab.results.groups import Group, common_parent, grouped, options, runs_of, singles
+from lightfed.lab.results.groups import (
+    Group,
+    common_parent,
+    grouped,
+    options,
+    runs_of,
+    short_names,
+    singles,
+)
 from lightfed.lab.results.run import Run, primary_metric, read
 from lightfed.lab.results.text import NOTHING, is_share
 from lightfed.lab.results.verdicts import (
@@ -197,7 +205,7 @@ def compare(
         first, second = [one for one in experiments if (one.label, one.condition) in names]
         settings = differing_settings(first, second)
         if a.runs:
-            differences = difference_table(rows_of(a, b, goal), a, b)
+            differences = difference_table(rows_of(a, b, goal), short_names(first, second))
 
     all_notes = []
     if seeds_note(rows, std=std):

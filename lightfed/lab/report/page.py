@@ -18,6 +18,7 @@ from lightfed.lab.drawing.files import write_file, write_files
 from lightfed.lab.drawing.markup import document
 from lightfed.lab.drawing.summary import new_console, print_line, print_table
 from lightfed.lab.report.figures import run_figures
+from lightfed.lab.report.sentence import result_sentence
 from lightfed.lab.report.tables import (
     client_group_table,
     headline,
@@ -75,6 +76,7 @@ def build(run: Path, *, formats: Sequence[str] = (), tables: Sequence[str] = ())
         files.name,
         template="run.html",
         run=files,
+        sentence=f"{result_sentence(files)}.",
         headline=headline(files),
         measured=measured(files),
         rounds=rounds_text(files),

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import yaml  # type: ignore[import-untyped]
+
 from lightfed.lab.results import text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
 from lightfed.lab.results.run import TIME, Run, base_name, primary_metric, traffic
-from lightfed.utils.keys import LEVELS, column_of, long_name
+from lightfed.utils.keys import LEVELS, column_of, flat, key_of, long_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,6 +42,13 @@ LAST = ("max_epochs", "lr_schedule")
 
 # Settings whose values explain themselves, so that their names are not said.
 NAMELESS = ("levels", "optimizer", "partition")
+
+# The head of a column names at most so many changed settings, and so many letters of a value.
+MOST_CHANGES = 3
+MOST_LETTERS = 28
+
+# The sections of a configuration that describe an experiment.
+_SECTIONS = ("trainer.", "model.", "data.")
 
 # A pattern that matches nothing.
 NO_KEY = re.compile(r"(?!)")
@@ -141,7 +150,15 @@ def _described(rows: Sequence[Sequence[Run]]) -> list[Group]:
     conditions = _conditions(firsts)
     labels = _labels(members, conditions)
 
-    # A label that two rows on the same data share is told apart by their folders.
+    # A label that two rows on the same data share is told apart by settings that reports do not
+    # usually name, and only without any such difference by their folders.
+    rows_of_label = gathered(range(len(firsts)), lambda i: (conditions[i], labels[i]))
+    for positions in rows_of_label.values():
+        if len(positions) > 1:
+            differences = told_apart([options(unnamed_settings(firsts[i])) for i in positions])
+            for position, difference in zip(positions, differences, strict=True):
+                labels[position] += f", {difference}" if difference else ""
+
     times = Counter(zip(conditions, labels, strict=True))
     for position, run in enumerate(firsts):
         if times[conditions[position], labels[position]] > 1:
@@ -236,6 +253,89 @@ def _label_terms(runs: Sequence[Run]) -> dict[str, str]:
     if len(runs) == 1:
         terms["seed"] = str(first.seed)
     return terms
+
+
+def unnamed_settings(run: Run) -> dict[str, str]:
+    """Return the settings by key that make another experiment and that labels do not name.
+
+    They are read from config.yaml; there are none without it.
+    """
+    try:
+        config = yaml.load(run.config, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return {}
+    if not isinstance(config, dict):
+        return {}
+
+    settings = {}
+    for key, value in flat(config):
+        known = key_of(key)
+        if not key.startswith(_SECTIONS) or known.role not in ("result", "extent"):
+            continue
+        if known.column is None and value not in ("null", "", None):
+            settings[key] = str(value)
+    return settings
+
+
+def short_names(a: Group, b: Group) -> tuple[str, str]:
+    """Return the names of two experiments for the heads of columns: what differs between them.
+
+    These are the methods if they differ, and otherwise the changed settings, such as `lr 0.1`.
+    Their folders are named only if nothing else tells them apart.
+    """
+    if a.algorithm != b.algorithm:
+        return a.algorithm, b.algorithm
+
+    terms = [_label_terms(group.runs) | _data_terms(group.runs[0]) for group in (a, b)]
+    for own in terms:
+        own.pop("seed", None)
+    texts = _changes(*terms)
+    if texts[0] == texts[1]:
+        texts = _changes(*(options(unnamed_settings(group.runs[0])) for group in (a, b)))
+    if texts[0] == texts[1]:
+        return a.label, b.label
+    return texts
+
+
+def _data_terms(run: Run) -> dict[str, str]:
+    """Return what tells the data of two experiments apart, by names for readers."""
+    details = options(run.settings, but=NO_DATA)
+    return {"data": run.data} | details | {"number of clients": f"{run.num_clients}"}
+
+
+def _changes(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str]:
+    """Return for each of two experiments its values of the settings in which they differ."""
+    changed = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+
+    # Settings of `LAST` follow from what other changes are about.
+    telling = [name for name in changed if not name.startswith(LAST)]
+    named = (telling or changed)[:MOST_CHANGES]
+
+    texts = []
+    for own, other in ((a, b), (b, a)):
+        parts = []
+        for name in named:
+            if name not in own:
+                parts.append(f"no {name}")
+                continue
+            value = _short(own[name], other.get(name, ""))
+            # The value of a setting that only one has does not explain itself beside `no policy`.
+            parts.append(value if name in NAMELESS and name in other else f"{name} {value}")
+        if len(telling or changed) > MOST_CHANGES:
+            parts.append("...")
+        texts.append(", ".join(parts))
+    return texts[0], texts[1]
+
+
+def _short(value: str, other: str) -> str:
+    """Return a value that fits into the head of a column, and still differs from the other one."""
+    if len(value) <= MOST_LETTERS:
+        return value
+    start = f"{value[: MOST_LETTERS - 3]}..."
+    end = f"...{value[3 - MOST_LETTERS :]}"
+    if not other.startswith(value[: MOST_LETTERS - 3]):
+        return start
+    return value if other.endswith(value[3 - MOST_LETTERS :]) else end
 
 
 def told_apart(options: Sequence[Mapping[str, str]], known: str = "") -> list[str]:

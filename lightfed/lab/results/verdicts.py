@@ -425,11 +425,20 @@ def _row(name: str, a: Group, b: Group, values: Mapping[Run, float], *, goal: st
     return Row(name, finite_values(a), finite_values(b), seeds=len(a.runs), goal=goal)
 
 
-def difference_table(rows: Sequence[Row], a: Group, b: Group) -> DataFrame:
-    """Return the rows as a table of text, under the names of the two experiments."""
+def difference_table(rows: Sequence[Row], names: tuple[str, str]) -> DataFrame:
+    """Return the rows as a table of text, under the names of the two experiments.
+
+    Args:
+        rows: The metrics and costs.
+        names: The names of A and B in the heads of the columns.
+    """
     from pandas import DataFrame
 
-    heads = ["metric", a.name, b.name, f"{b.name} - {a.name} (95 % paired t interval)"]
+    name_a, name_b = names
+    # Between settings, such as `lr 0.1`, a minus sign would read as part of a number.
+    both_are_words = name_a.isidentifier() and name_b.isidentifier()
+    difference = f"{name_b} - {name_a}" if both_are_words else "second - first"
+    heads = ["metric", name_a, name_b, f"{difference} (95 % paired t interval)"]
     return DataFrame([row.cells for row in rows], columns=heads, dtype="str")
 
 
