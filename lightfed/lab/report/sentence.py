@@ -116,8 +116,8 @@ def _how_well(run: Run) -> str:
             return "no model was tested"
         if math.isinf(loss):
             return "no model was tested, and the training loss is no longer finite"
-        value = metric_text("train_loss", loss)
-        return f"no model was tested; the training loss of the last round is {value}"
+        loss_text = metric_text("train_loss", loss)
+        return f"no model was tested; the training loss of the last round is {loss_text}"
 
     value = run.final(column)
     best, best_round = run.best(column)
