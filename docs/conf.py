@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 import lightfed
@@ -155,6 +156,27 @@ def plain(
         lines[at] = re.sub(r"(`\w+`)(?=\w)", r"\1\\ ", "`".join(parts))  # `Row`s
 
 
+def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Link names of the package in back-quotes, such as `HeteroFL`, to the reference.
+
+    Pages stay plain Markdown, which a git host shows as it is.
+    """
+    objects = app.env.get_domain("py").objects  # type: ignore[attr-defined]
+    for literal in list(doctree.findall(nodes.literal)):
+        name = literal.astext().removeprefix("lightfed.").removeprefix("lf.")
+        entry = objects.get(f"lightfed.{name}")
+        is_linked = isinstance(literal.parent, nodes.reference | nodes.title)
+        if entry is None or is_linked or entry.docname == page:
+            continue
+        target = app.builder.get_relative_uri(page, entry.docname)
+        link = nodes.reference(
+            "", "", internal=True, refuri=f"{target}#{entry.node_id}", classes=["name"]
+        )
+        literal.replace_self(link)
+        link += literal
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_reference)
+    app.connect("doctree-resolved", link_names)
     app.connect("autodoc-process-docstring", plain, priority=900)  # after napoleon

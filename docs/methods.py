@@ -35,45 +35,47 @@ from lightfed.utils.errors import UserError
 
 TEXT = """# Which method
 
-`python docs/methods.py` writes this page. The first four columns are what happens when a federation
-of two such groups is set up; the others are what the method's class declares. Below the table are
-the refusals, in the method's words. Late updates are those of `model.policy` with `late: keep`.
-Side by side "by number" means that `model.side_by_side` takes a number, but `auto` trains one
-client at a time.
-
 ## How to choose
 
-1. Do clients differ in width? `HeteroFL`; `FedRolex` if every unit shall learn from all clients,
-   `FjORD` if one client shall run at several widths.
-2. In depth? `MaxCommon` for networks that share their first layers, `DepthFL` for one network with
-   classifiers on the way.
-3. In architecture? Vectors of classes are cheapest (`FedProto`, `FedTGP`, `FedGH`, `FD`); a small
-   shared network costs more and teaches more (`FML`, `FedMRL`, `PFedMoE`).
-4. A large pretrained model? Adapters: `RankMean` to begin with, `FLoRA` or `FedExLoRA` for the
-   exact mean of their products.
-5. One architecture and similar data? `FedAvg`, with `model.server_optimizer` before anything else.
-6. Drift, because data differ and sessions are long? `SCAFFOLD` or `FedDyn`; with unequal numbers of
-   steps `FedNova`.
-7. A model for each client, not one for all? `FedPer` or `FedBN` cost nothing; `Ditto` trains a
-   second model; `FedRep`, `APFL` and `PFedMe` lie between.
-8. Clients that are slow, or that no server may see? `FedBuff`; `DisPFL` or `DPSGD`.
-9. Servers between clients and cloud? `FedBCD`. Clients that are served badly? `QFFL`.
-10. Compare with `Standalone` and `FedAvg`, whatever you choose, at rates that were tuned alike.
+| your clients | take |
+|---|---|
+| differ in width | `HeteroFL`; `FedRolex`, if every part of the large model should be trained on all clients' data; `FjORD`, if a client should run at several widths |
+| differ in depth | `MaxCommon` for networks that share their first layers; `DepthFL` for one network with classifiers at several depths |
+| differ in architecture | cheapest: one vector per class (`FedProto`, `FedTGP`, `FedGH`, `FD`); a small shared network costs more and transfers more (`FML`, `FedMRL`, `PFedMoE`) |
+| fine-tune a large pretrained model | adapters: `RankMean` to begin with; `FLoRA` or `FedExLoRA` for the exact mean of their products |
+| have one architecture and similar data | `FedAvg`; try `model.server_optimizer` before anything else |
+| drift, because data differ and sessions are long | `SCAFFOLD` or `FedDyn`; `FedNova`, if numbers of steps differ |
+| need a model each, not one for all | `FedPer` or `FedBN`, which cost nothing; `Ditto`, which trains a second model; `FedRep`, `APFL` and `PFedMe` are between them |
+| are slow | `FedBuff` |
+| have no server | `DisPFL` or `DPSGD` |
+| have servers between them and the cloud | `FedBCD` |
+| are served unequally well | `QFFL` |
 
-## What each takes
+Whatever you choose, compare it with `Standalone` and `FedAvg`, with rates that were tuned alike.
+
+## What each method accepts
+
+`python docs/methods.py` writes this page from the code. The first four columns show whether a
+federation of two such groups can be set up. The others are what the method's class declares:
+
+- "late updates" are those of `model.policy` with `late: keep`;
+- "side by side", "by number": `model.side_by_side` accepts a number, but `auto` trains one client
+  at a time.
+
+Below the table are the refusals, in the method's words.
 
 """
 HEAD = {
-    "widths": "unlike widths",
-    "depths": "unlike depths",
-    "own": "own architectures",
-    "ranks": "adapters of unlike rank",
+    "widths": "different widths",
+    "depths": "different depths",
+    "own": "different architectures",
+    "ranks": "adapters of different ranks",
     "masks": "masks",
-    "part": "a part is sent",
+    "part": "sends only a part",
     "rows": "clients keep rows",
-    "clock": "a clock of its own",
+    "clock": "has its own clock",
     "late": "late updates",
-    "penalties": "local penalty, a pull",
+    "penalties": "local penalty (a pull)",
     "packs": "side by side",
 }
 # What classes refuse by an attribute no_...; a new one is a column of its own.

@@ -321,7 +321,7 @@ def test_a_header_names_the_command_of_its_own_file(config: Path) -> None:
 
 
 def readme_commands() -> list[str]:
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs/using.md").read_text()
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs/configuration.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     return [line[line.index("lightfed ") :] for line in lines if re.search(r"\blightfed \w+", line)]
@@ -333,9 +333,9 @@ def test_the_readmes_commands_run(
     """In order, in one folder, as a newcomer would; with one rank and one batch a client."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    using = (ROOT / "docs/using.md").read_text()
-    example = re.findall(r"```(?:yaml|sh)\n(.*?)```", using, re.DOTALL)[0]
-    assert using.index(example) < 100  # the page begins with it
+    page = (ROOT / "docs/configuration.md").read_text()
+    example = re.findall(r"```(?:yaml|sh)\n(.*?)```", page, re.DOTALL)[0]
+    assert page.index(example) < 100  # the page begins with it
     (tmp_path / "mine.yaml").write_text(example)
     commands = readme_commands()
     assert len(commands) >= 6

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import loggers
 from torch import nn
 
+import lightfed
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.cli import command_line
 from lightfed.local.client_group import ClientGroup
@@ -126,7 +128,8 @@ def test_the_commands_of_a_how_to_run(
 
 # Who runs the sh and python blocks of a page. Those of the cluster need SLURM.
 RUN_BY = {
-    "README.md": "configs/test_configs.py", "docs/using.md": "configs/test_configs.py",
+    "README.md": "configs/test_configs.py",
+    "docs/configuration.md": "configs/test_configs.py", "docs/combine.md": "docs/test_examples.py",
     "docs/index.md": "core/cli/test_installing.py", "docs/python.md": "core/engine/test_python.py",
     "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "docs/test_data.py",
     "docs/lora.md": "algorithms/lora/test_peft_client.py",
@@ -158,11 +161,21 @@ def test_every_page_with_commands_has_a_test() -> None:
 def test_the_readme_shows_pictures_and_leads_to_the_page_of_data() -> None:
     readme = (ROOT / "README.md").read_text()
     pictures = [ROOT / name for name in re.findall(r"!\[[^]]+\]\((.+?)\)", readme)]
-    assert len(pictures) == 2
-    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
+    assert [path.suffix for path in pictures] == [".svg", ".png", ".png"]
+    assert all(path.read_bytes()[:4] in (b"<svg", b"\x89PNG") for path in pictures)
     assert all(path.stat().st_size < 60_000 for path in pictures)
     assert "(docs/data.md)" in readme
     assert "(data.md)" in (ROOT / "docs/tutorial.md").read_text()
+
+
+def test_the_penalty_of_the_page_adds_its_gradient() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/combine.md").read_text(), re.S)
+    names: dict[str, Any] = {"lightfed": lightfed, "Tensor": torch.Tensor}
+    exec(block, names)
+    gradient = torch.tensor([1.0, 1.0, 1.0])
+    session = SimpleNamespace(parameters=torch.tensor([2.0, -3.0, 0.0]))
+    names["TowardsZero"](mu=0.5).local_gradient(session, gradient)
+    assert gradient.tolist() == [1.5, 0.5, 1.0]
 
 
 def test_the_files_of_the_cluster_s_commands_exist() -> None:
