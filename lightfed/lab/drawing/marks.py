@@ -1,7 +1,11 @@
-"""Charts of Altair from tidy tables: lines with bands, points with error bars, spreads, heat maps.
+"""Charts in Vega-Lite from tables: lines with bands, points with error bars, spreads, heat maps.
 
 A table has a row for each mark. If it has columns `low` and `high`, they are the ends of an
 interval. The page adds what answers to a pointer.
+
+A specification is written here as the mappings that Vega-Lite reads, with keys in alphabetical
+order: every run draws its page, and a library that builds such mappings takes half a second to
+import. The tests hold them against Vega-Lite's schema.
 
 A chart names its colors (`theme:ink`, `theme:c0`), and `coloured` replaces the names by the colors
 of a scheme of templates/theme.json, light or dark. The colors of series have a contrast of at least
@@ -20,7 +24,6 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -66,7 +69,11 @@ Along = Callable[[Run], "pd.Series[float]"]
 # For each series, which color and dash it has wherever it is drawn.
 Places = Mapping[str, int]
 
-UNSET: Any = alt.Undefined
+# A mapping of Vega-Lite.
+Spec = dict[str, Any]
+
+# What tells readers of a specification that it is Vega-Lite's, and of which version.
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class Chart:
     """
 
     title: str
-    spec: dict[str, Any]
+    spec: Spec
     data: pd.DataFrame
     columns: Mapping[str, Axis]
     places: Places
@@ -183,15 +190,23 @@ def lines(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str =
     are_few = data.empty or data["series"].value_counts().max() <= FEW
     places = _drawn(places, data)
 
-    base = alt.Chart().encode(_position("x", data, x), _colour(places, data, "stroke"))
-    line = base.mark_line(point=alt.OverlayMarkDef(size=40, opacity=1 if are_few else 0))
+    color = _colour(places, data, "stroke")
     # Without a title, dashes are shown in the legend of the colors.
-    dash = alt.StrokeDash("series:N", scale=_scale(places, dash_of), title=None)
-    layers = [line.encode(_position("y", data, y), dash)]
+    dash = {
+        "field": "series",
+        "scale": _scale(places, dash_of),
+        "title": None,
+        "type": "nominal",
+    }
+    across = _position("x", data, x)
+    mark = {"type": "line", "point": {"opacity": 1 if are_few else 0, "size": 40}}
+    layers = [
+        _layer(mark, color=color, strokeDash=dash, x=across, y=_position("y", data, y)),
+    ]
     if "low" in data:
         low = _position("y", data, y, field="low")
-        band = base.mark_area(opacity=0.16).encode(y=low, y2="high")
-        layers.insert(0, band)
+        band = {"type": "area", "opacity": 0.16}
+        layers.insert(0, _layer(band, color=color, x=across, y=low, y2={"field": "high"}))
     return _chart(title or y.heading, data, layers, places, {"x": x, "y": y})
 
 
@@ -214,20 +229,25 @@ def points(
     data = _by_role(table, x=x, y=y, series=SERIES, **name_axis)
     places = _drawn(places, data)
 
-    base = alt.Chart().encode(_position("x", data, x), _colour(places, data, "circle"))
-    layers = [base.mark_point(filled=True, size=70).encode(_position("y", data, y))]
+    color = _colour(places, data, "circle")
+    across = _position("x", data, x)
+    up = _position("y", data, y)
+    layers = [_layer({"type": "point", "filled": True, "size": 70}, color=color, x=across, y=up)]
     if "low" in data:
         low = _position("y", data, y, field="low")
-        error_bar = base.mark_rule(strokeWidth=1.5).encode(y=low, y2="high")
-        layers.insert(0, error_bar)
+        error_bar = {"type": "rule", "strokeWidth": 1.5}
+        layers.insert(0, _layer(error_bar, color=color, x=across, y=low, y2={"field": "high"}))
 
     if name and len(data) <= FEW and data["name"].str.len().max() <= LONG:
         # Names stand above and below the points by turns, because those of neighbors would touch.
         data = data.assign(below=data["x"].rank(method="first") % 2 == 0)
-        beside_bar: Any = {"align": "left", "dx": 6} if "low" in data else {}
-        text = base.mark_text(fontSize=11, dy=alt.expr("datum.below ? 13 : -11"), **beside_bar)
-        ink = alt.value("theme:ink")
-        layers.append(text.encode(_position("y", data, y), text="name:N", color=ink))
+        text: Spec = {"type": "text"}
+        if "low" in data:
+            # Beside the error bar.
+            text |= {"align": "left", "dx": 6}
+        text |= {"dy": {"expr": "datum.below ? 13 : -11"}, "fontSize": 11}
+        names = {"field": "name", "type": "nominal"}
+        layers.append(_layer(text, color={"value": "theme:ink"}, text=names, x=across, y=up))
     return _chart(title or y.heading, data, layers, places, name_axis | {"x": x, "y": y})
 
 
@@ -252,17 +272,24 @@ def spread(table: pd.DataFrame, x: Axis, y: Axis, places: Places, *, title: str 
     data = data.assign(offset=(np.arange(len(data)) * 0.618034 % 1).round(2))
     places = _drawn(places, data)
 
-    base = alt.Chart().encode(_position("x", data, x), groups, _colour(places, data, "circle"))
-    dot = base.mark_point(filled=True, size=14, yOffset=alt.expr("(datum.offset - 0.5) * 22"))
-    box = base.mark_boxplot(
-        size=26,
-        opacity=0.4,
-        outliers=False,
-        rule=alt.MarkConfig(color="theme:muted"),
-        median=alt.MarkConfig(color="theme:ink"),
-    )
+    encoding = {"color": _colour(places, data, "circle"), "x": _position("x", data, x), "y": groups}
+    box = {
+        "type": "boxplot",
+        "median": {"color": "theme:ink"},
+        "opacity": 0.4,
+        "outliers": False,
+        "rule": {"color": "theme:muted"},
+        "size": 26,
+    }
+    dot = {
+        "type": "point",
+        "filled": True,
+        "size": 14,
+        "yOffset": {"expr": "(datum.offset - 0.5) * 22"},
+    }
+    layers = [_layer(box, **encoding), _layer(dot, **encoding)]
     height = max(60, 20 + 2 * ROW * data["y"].nunique())
-    return _chart(title or x.heading, data, [box, dot], places, {"y": y, "x": x}, height)
+    return _chart(title or x.heading, data, layers, places, {"y": y, "x": x}, height)
 
 
 def heat(
@@ -285,24 +312,32 @@ def heat(
     table = values.reset_index().melt(y.column, var_name=across, value_name=value.column)
     data = _by_role(table, x=x, y=y, value=value)
 
-    scale = alt.Scale(range="ramp", interpolate="rgb", domain=value.ends or UNSET)
-    legend = alt.Legend(title=value.heading, gradientLength=180, format=value.format or UNSET)
-    axis = alt.Axis(
-        labelOverlap="parity",
-        labelSeparation=4,
-        labelAngle=0,
-        ticks=False,
-        domain=False,
-        grid=False,
-    )
-    cells = alt.Chart().encode(
-        alt.X("x:O", title=x.heading, sort=list(map(str, values)), axis=axis),
-        alt.Y("y:O", title=y.heading, sort=list(map(str, values.index)), axis=axis),
-        alt.Color("value:Q", scale=scale, legend=legend),
+    scale: Spec = {"interpolate": "rgb", "range": "ramp"}
+    if value.ends:
+        scale = {"domain": _domain(value.ends), **scale}
+
+    legend: Spec = {"gradientLength": 180, "title": value.heading}
+    if value.format:
+        legend = {"format": value.format, **legend}
+
+    axis = {
+        "domain": False,
+        "grid": False,
+        "labelAngle": 0,
+        "labelOverlap": "parity",
+        "labelSeparation": 4,
+        "ticks": False,
+    }
+    color = {"field": "value", "legend": legend, "scale": scale, "type": "quantitative"}
+    cells = _layer(
+        {"type": "rect"},
+        color=color,
+        x=_cells("x", x, list(map(str, values)), axis),
+        y=_cells("y", y, list(map(str, values.index)), axis),
     )
     height = min(max(60, 20 + ROW * len(values)), 420)
     axes = {"x": x, "y": y, "value": value}
-    return _chart(title or value.heading, data, [cells.mark_rect()], {}, axes, height)
+    return _chart(title or value.heading, data, [cells], {}, axes, height)
 
 
 def metric_axis(column: str, metric: str, values: pd.Series[float], title: str = "") -> Axis:
@@ -455,19 +490,45 @@ def _drawn(places: Places, data: pd.DataFrame) -> Places:
     return {name: place for name, place in places.items() if name in names}
 
 
-def _scale(places: Places, look: Callable[[int], Any]) -> alt.Scale:
+def _layer(mark: Spec, **encoding: Spec) -> Spec:
+    """Return a layer of a chart: how a row is drawn, and the channels that its columns go to."""
+    return {"mark": mark, "encoding": encoding}
+
+
+def _scale(places: Places, look: Callable[[int], Any]) -> Spec:
     """Return the scale of colors or dashes, which `look` gives for a place."""
-    return alt.Scale(domain=list(places), range=[look(place) for place in places.values()])
+    return {"domain": list(places), "range": [look(place) for place in places.values()]}
 
 
-def _colour(places: Places, data: pd.DataFrame, symbol: str) -> alt.Color:
+def _domain(ends: tuple[float, float]) -> list[float]:
+    """Return the ends of a scale. JSON cannot write the numbers of a table's columns."""
+    return [end.item() if isinstance(end, np.generic) else end for end in ends]
+
+
+def _colour(places: Places, data: pd.DataFrame, symbol: str) -> Spec:
     """Return the channel of colors; its legend is for files, because a page has its own."""
     explains_itself = len(places) < 2 or bool((data["y"] == data["series"]).all())
-    legend = None if explains_itself else alt.Legend(symbolType=symbol)
-    return alt.Color("series:N", scale=_scale(places, colour_of), title=None, legend=legend)
+    return {
+        "field": "series",
+        "legend": None if explains_itself else {"symbolType": symbol},
+        "scale": _scale(places, colour_of),
+        "title": None,
+        "type": "nominal",
+    }
 
 
-def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> Any:
+def _cells(role: str, axis: Axis, names: Sequence[str], look: Spec) -> Spec:
+    """Return the channel of the rows or of the columns of a heat map, in the order of `names`."""
+    return {
+        "axis": look,
+        "field": role,
+        "sort": names,
+        "title": axis.heading,
+        "type": "ordinal",
+    }
+
+
+def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> Spec:
     """Return the channel of a position.
 
     Args:
@@ -476,48 +537,59 @@ def _position(role: str, data: pd.DataFrame, axis: Axis, *, field: str = "") -> 
         axis: The axis.
         field: The column to draw instead of the one of the role.
     """
-    channel: Any = alt.X if role == "x" else alt.Y
     # The title of a vertical axis is that of its chart.
     title = axis.heading if role == "x" else None
 
     is_number = data[role].dtype.kind in "iufb"
     if not is_number:
-        # In the order of the table. Vega would take that of the first layer, which can lack rows.
-        names = data[role].drop_duplicates().tolist()
         # `FedBCD, gamma 1.0, wait 5` has a line for each part, the middle one beside its row.
         parts = "split(datum.label, ', ')"
-        name_axis = alt.Axis(
-            labelExpr=parts,
-            labelOffset=alt.expr(f"7 - 7 * length({parts})"),
-            domain=False,
-            ticks=False,
-        )
-        return channel(f"{role}:N", title=title, sort=names, axis=name_axis)
+        name_axis = {
+            "domain": False,
+            "labelExpr": parts,
+            "labelOffset": {"expr": f"7 - 7 * length({parts})"},
+            "ticks": False,
+        }
+        # In the order of the table. Vega would take that of the first layer, which can lack rows.
+        names = data[role].drop_duplicates().tolist()
+        return {
+            "axis": name_axis,
+            "field": role,
+            "sort": names,
+            "title": title,
+            "type": "nominal",
+        }
 
-    scale: dict[str, Any] = {"zero": axis.zero}
+    scale: Spec = {"zero": axis.zero}
     if axis.log:
         scale = {"type": "log", "nice": False}
     if axis.ends:
-        scale["domain"] = axis.ends
+        scale["domain"] = _domain(axis.ends)
         scale["padding"] = 0
 
-    look: dict[str, Any] = {"format": axis.format or UNSET, "grid": role == "y"}
+    look: Spec = {"grid": role == "y"}
+    if axis.format:
+        look["format"] = axis.format
     if role == "x" and (data["x"] % 1 == 0).all():
         # Rounds and clients are whole numbers: there is nothing between them.
         scale["nice"] = False
         look["format"] = axis.format or ",d"
         look["labelExpr"] = "datum.value % 1 ? '' : datum.label"
-        look["tickOpacity"] = alt.expr("datum.value % 1 ? 0 : 1")
+        look["tickOpacity"] = {"expr": "datum.value % 1 ? 0 : 1"}
 
-    return channel(
-        f"{field or role}:Q", title=title, scale=alt.Scale(**scale), axis=alt.Axis(**look)
-    )
+    return {
+        "axis": dict(sorted(look.items())),
+        "field": field or role,
+        "scale": dict(sorted(scale.items())),
+        "title": title,
+        "type": "quantitative",
+    }
 
 
 def _chart(
     title: str,
     data: pd.DataFrame,
-    layers: Sequence[alt.Chart],
+    layers: Sequence[Spec],
     places: Places,
     columns: Mapping[str, Axis],
     height: int = HEIGHT,
@@ -543,9 +615,6 @@ def _chart(
         if end in data:
             shown_columns[end] = Axis(end)
 
-    drawing: Any = alt.layer(*layers, data=alt.NamedData("rows")).properties(height=height)
-    spec = drawing.to_dict(validate=False)
     # The page adds its own configuration and data.
-    for key in ("config", "data"):
-        spec.pop(key, None)
+    spec = {"layer": list(layers), "height": height, "$schema": SCHEMA}
     return Chart(title, spec, data, shown_columns, places)
