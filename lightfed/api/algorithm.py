@@ -6,9 +6,16 @@ from typing import Any
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import Hooks
 from lightfed.utils.bounds import check_arguments
+from lightfed.utils.errors import UserError
 
 # Where the arguments of an algorithm are in a configuration.
 KEY = "model.algorithm.init_args"
+
+# Declarations that earlier versions read from the class of a method, and what to write instead.
+# Without a word about it, such a method would train as if it declared nothing.
+_FORMER = {
+    "devices": "write timing = Timing(devices), of lightfed.devices.timing",
+}
 
 
 class Algorithm(Hooks):
@@ -22,7 +29,8 @@ class Algorithm(Hooks):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Check the arguments by their annotated bounds, before the constructor runs."""
+        """Check what the class declares, and the arguments by their annotated bounds."""
+        _check_declarations(cls)
         check_arguments(cls, args, kwargs, KEY)
         return super().__new__(cls, *args, **kwargs)
 
@@ -33,3 +41,21 @@ class Algorithm(Hooks):
     @abstractmethod
     def round(self, fed: Fleet, t: int) -> None:
         """Run round t = 0, 1, ..."""
+
+
+def _check_declarations(cls: type[Algorithm]) -> None:
+    """Refuse a class that declares what nothing reads any more.
+
+    A method or a property of such a name is the author's own.
+
+    Raises:
+        UserError: It names the class.
+    """
+    for kind in cls.__mro__[: cls.__mro__.index(Algorithm)]:
+        for name, fix in _FORMER.items():
+            value = vars(kind).get(name)
+            if value is None or callable(value) or hasattr(value, "__get__"):
+                continue
+            raise UserError(
+                "model.algorithm", f"{kind.__name__} declares {name}, which is not read", fix
+            )
