@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ class RunFolder:
 
         # Whether this object has made the folder.
         self._created = False
+
+        # The folders above it that this object has made with it, the innermost first.
+        self._created_above: list[Path] = []
 
         # The ranks that have agreed on the folder.
         self._ranks: Ranks | None = None
@@ -178,8 +182,10 @@ class RunFolder:
 
     def _make(self, folder: Path) -> bool:
         """Try to make a folder; return whether this run can have it."""
+        missing = [above for above in folder.parents if not above.exists()]
         try:
             folder.mkdir(parents=True)
+            self._created_above = missing
         except FileExistsError:
             # This job may have died in it before its first checkpoint.
             return self._belongs_to_job(folder) and not _last_checkpoint(folder).is_file()
@@ -192,7 +198,10 @@ class RunFolder:
         return True
 
     def give_up(self) -> None:
-        """Remove the folder that this run made, unless it holds sessions of its first round."""
+        """Remove the folder that this run made, unless it holds sessions of its first round.
+
+        The folder of all runs goes too if this run has made it and no other run is in it.
+        """
         # Without a folder of its own, the run may not even have a path.
         if not self._created:
             return
@@ -204,6 +213,9 @@ class RunFolder:
         except run_lock.TakenOver:
             return
         shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            for folder in self._created_above:
+                folder.rmdir()
 
     def resume_job(self, *, requeued: bool = False) -> Path | None:
         """Return this job's checkpoint of this run; the run then resumes in its folder.

@@ -352,3 +352,20 @@ def test_other_errors_of_files_pass(tmp_path: Path) -> None:
     own = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "runs" / "run" / "x"))
     with pytest.raises(DiskError, match=r"x cannot be written \(Disk quota"), logger.writing():
         raise own
+
+
+def test_a_run_that_gives_up_takes_the_folders_that_it_has_made_with_it(tmp_path: Path) -> None:
+    """But not one that was there, or that holds another run."""
+    alone = start(tmp_path / "new" / "runs")
+    alone.place.give_up()
+    assert list(tmp_path.iterdir()) == []
+
+    (tmp_path / "runs").mkdir()
+    start(tmp_path / "runs").place.give_up()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+    first = start(tmp_path / "shared")
+    second = start(tmp_path / "shared", name="other")
+    first.place.give_up()
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["other"]
+    second.place.give_up()
