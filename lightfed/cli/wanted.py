@@ -28,6 +28,8 @@ class Wanted(NamedTuple):
         limits: The limits on its rounds and time.
         ranks: The number of processes that it starts.
         values: Its whole configuration by dotted keys, with the moment of its tests.
+        files: The digests of the files that it was read from, by their paths. None if it is not
+            known which these are.
     """
 
     words: tuple[str, ...]
@@ -37,6 +39,7 @@ class Wanted(NamedTuple):
     limits: Mapping[str, Any]
     ranks: int
     values: Mapping[str, Any]
+    files: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Wanted:

@@ -18,7 +18,7 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse.typing import PositiveInt
 
 from lightfed.cli.shipped import PREFIX, with_paths
-from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Way, hold
+from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Needed, Way, hold
 from lightfed.lab.drawing.files import FORMATS, TABLES, listed
 from lightfed.lab.report import comparison
 from lightfed.lab.report.comparison import Files
@@ -118,12 +118,20 @@ def _of_configurations(asked: argparse.Namespace) -> int:
     grid = grid_of(asked.tune, [100] if asked.tune_seed is None else asked.tune_seed)
     way = Way(asked.jobs, asked.slurm)
     metric = _metric(asked.metric, given_target)
+    needed = [] if metric is None else [Needed("--metric", metric)]
 
     planned = design_of(asked.until, asked.most, asked.looks, asked.seeds)
     ended = None
     if planned is None:
-        chosen_seeds = seeds("0-4") if asked.seeds is None else asked.seeds
-        held = hold(methods, chosen_seeds, way, grid=grid, metric=metric, differ=asked.differ)
+        held = hold(
+            methods,
+            seeds("0-4") if asked.seeds is None else asked.seeds,
+            way,
+            grid=grid,
+            metric=metric,
+            needed=needed,
+            differ=asked.differ,
+        )
     else:
         design, chosen_seeds = planned
         ended = hold_until(

@@ -3,14 +3,16 @@
 `lightfed compare` and `lightfed study` are such contests. What is missing is run.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from typing import NamedTuple
 from pandas import DataFrame
 
 from lightfed.cli import run_locks
+from lightfed.cli.known_runs import KnownRuns
 from lightfed.cli.wanted import Wanted
 from lightfed.lab import sweep
 from lightfed.lab.drawing.files import write_file
@@ -87,15 +90,100 @@ class Way(NamedTuple):
         jobs: How many at once; None for one on this machine, or all of an array.
         slurm: Whether to submit them as an array. The contest then ends for now.
         seconds: The CPU time of a run, if somebody has measured it.
+        trains: Whether missing runs may be run. If not, `Missing` is raised instead.
     """
 
     jobs: int | None
     slurm: bool
     seconds: float | None = None
+    trains: bool = True
+
+
+class Needed(NamedTuple):
+    """A column of metrics.csv without which a question has no answer.
+
+    Attributes:
+        key: Where the user has named it.
+        column: The column.
+        methods: The methods whose runs must have it; None for all.
+    """
+
+    key: str
+    column: str
+    methods: tuple[str, ...] | None = None
+
+    def check(self, run: Run, method: str) -> None:
+        """Raise a UserError if a run of a method must have the column, and has not."""
+        is_of_it = self.methods is None or method in self.methods
+        if is_of_it and not run.has(self.column):
+            raise UserError(
+                self.key, f"{self.column}, which some runs do not have", "see metrics.csv"
+            )
 
 
 class Submitted(SystemExit):
     """Missing runs wait in a queue: the contest can be held once they have ended."""
+
+
+class Missing(Exception):
+    """A run is missing, and nothing may be run yet."""
+
+
+Candidates = Mapping[str, Sequence[Wanted]]
+"""The run that each method would be at each point of the grid, by the method's name."""
+
+
+class Commands:
+    """The commands of all methods at all points of a grid, without seeds.
+
+    Args:
+        methods: The methods.
+        points: The words of each point.
+    """
+
+    def __init__(self, methods: Sequence[Method], points: Sequence[tuple[str, ...]]) -> None:
+        self._methods = methods
+        self._points = points
+
+        # The name of a method by the words of a command. Two methods with the same command share
+        # their runs.
+        self._name_of: dict[tuple[str, ...], str] = {}
+        for method in methods:
+            for point in points:
+                self._name_of[(*method.words, *point)] = method.name
+        self._known = KnownRuns(list(self._name_of))
+
+    @classmethod
+    def of(cls, methods: Sequence[Method], grid: Grid | None) -> Commands:
+        """Return the commands of methods, whose clients keep samples for the search of a grid."""
+        if grid is None:
+            return cls(methods, [()])
+        if grid.validation:
+            methods = [_with_validation(method, grid.validation) for method in methods]
+        return cls(methods, grid.points)
+
+    def recalled(self) -> Candidates | None:
+        """Return what the commands ask for, as an earlier reading has found; None without one."""
+        recalled = self._known.recall()
+        return None if recalled is None else self._candidates(recalled)
+
+    @contextmanager
+    def read_anew(self) -> Iterator[Candidates]:
+        """Read the commands by the parser, and keep what was found after a block, if it ends."""
+        wanted = sweep.checked([*self._name_of], [*self._name_of.values()], twins=True)
+        try:
+            yield self._candidates(wanted)
+        finally:
+            self._known.keep(wanted)
+
+    def _candidates(self, wanted: Sequence[Wanted]) -> Candidates:
+        """Return what the commands, in their order, ask for, by method."""
+        wanted_of = dict(zip(self._name_of, wanted, strict=True))
+        candidates = {}
+        for method in self._methods:
+            commands = [(*method.words, *point) for point in self._points]
+            candidates[method.name] = [wanted_of[command] for command in commands]
+        return candidates
 
 
 class Held(NamedTuple):
@@ -123,6 +211,7 @@ def hold(
     *,
     grid: Grid | None = None,
     metric: str | None = None,
+    needed: Sequence[Needed] = (),
     differ: Sequence[str] = (),
 ) -> Held:
     """Run what is missing of a contest and read all of it; end the process if a run failed.
@@ -133,6 +222,8 @@ def hold(
         way: How missing runs are run.
         grid: The search for the best values of each method; None for no search.
         metric: A column of metrics.csv; by default the first that all runs have.
+        needed: Columns that runs must have. The first run that has ended without one of them ends
+            the contest, before others are trained in vain.
         differ: Keys in which methods may differ, though they decide what is measured.
 
     Raises:
@@ -140,8 +231,17 @@ def hold(
             or a run does not have the metric.
         Submitted: What is missing has been submitted. Without a handler it ends the process.
     """
-    entered = enter(methods, seeds, way, grid=grid, metric=metric, differ=differ)
-    return entered.run(seeds, way)
+    _check_seeds(grid, seeds)
+    commands = Commands.of(methods, grid)
+    recalled = commands.recalled()
+    if recalled is not None:
+        # With all runs at hand, nobody has to wait for the parser.
+        waiting = way._replace(trains=False)
+        with suppress(Missing):
+            return _enter(recalled, waiting, grid, metric, needed, differ).run(seeds, waiting)
+
+    with commands.read_anew() as candidates:
+        return _enter(candidates, way, grid, metric, needed, differ).run(seeds, way)
 
 
 class Entered(NamedTuple):
@@ -153,6 +253,7 @@ class Entered(NamedTuple):
         metric: The column of metrics.csv; None for the first that all runs have.
         differ: As in `Held`.
         chosen_by: As in `Held`.
+        needed: Columns that runs must have.
     """
 
     winners: Mapping[str, Wanted]
@@ -160,14 +261,20 @@ class Entered(NamedTuple):
     metric: str | None
     differ: list[str]
     chosen_by: str = ""
+    needed: Sequence[Needed] = ()
 
     def run(self, seeds: Sequence[int], way: Way) -> Held:
-        """Run what is missing of these seeds and read all of it; see `hold`."""
-        runs_of = _run_winners(self.winners, seeds, way)
+        """Run what is missing of these seeds and read all of it; see `hold`.
+
+        Raises:
+            Missing: A run is missing, and may not be run.
+        """
+        runs_of = _run_winners(self.winners, seeds, way, self.needed)
         every_run = [run for runs in runs_of.values() for run in runs]
         metric = self.metric or common_metric(every_run)
-        if not all(run.has(metric) for run in every_run):
-            raise UserError("--metric", f"{metric}, which some runs do not have", "see metrics.csv")
+        for name, runs in runs_of.items():
+            for run in runs:
+                Needed("--metric", metric).check(run, name)
 
         groups = []
         for place, (name, runs) in enumerate(runs_of.items()):
@@ -182,22 +289,40 @@ def enter(
     *,
     grid: Grid | None = None,
     metric: str | None = None,
+    needed: Sequence[Needed] = (),
     differ: Sequence[str] = (),
 ) -> Entered:
     """Check the methods and search their settings; the arguments and errors are those of `hold`."""
+    _check_seeds(grid, seeds)
+    with Commands.of(methods, grid).read_anew() as candidates:
+        return _enter(candidates, way, grid, metric, needed, differ)
+
+
+def _check_seeds(grid: Grid | None, seeds: Sequence[int]) -> None:
+    """Refuse to compare on a seed of the search."""
     if grid is not None and set(grid.seeds) & set(seeds):
         raise UserError("--tune-seed", "a compared seed", "give another")
 
-    points = [()] if grid is None else grid.points
-    if grid is not None and grid.validation:
-        methods = [_with_validation(method, grid.validation) for method in methods]
-    candidates = _candidates(methods, points)
+
+def _enter(
+    candidates: Candidates,
+    way: Way,
+    grid: Grid | None,
+    metric: str | None,
+    needed: Sequence[Needed],
+    differ: Sequence[str],
+) -> Entered:
+    """Enter a contest whose commands have been read; see `hold` for the arguments.
+
+    Raises:
+        Missing: A run of the search is missing, and may not be run.
+    """
     first_points = {name: tried[0] for name, tried in candidates.items()}
     permitted = check_terms(first_points, differ)
     if grid is None:
-        return Entered(first_points, DataFrame(), metric, permitted)
+        return Entered(first_points, DataFrame(), metric, permitted, needed=needed)
 
-    runs_of_points = _run_search(candidates, grid, way)
+    runs_of_points = _run_search(candidates, grid, way, needed)
     runs_of_search = _runs_of_search(runs_of_points)
     metric = metric or common_metric(runs_of_search)
     columns = {run.chosen_by(metric) for run in runs_of_search}
@@ -205,7 +330,7 @@ def enter(
     chosen_by = columns.pop() if len(columns) == 1 else metric
     search, best = _best(runs_of_points, grid, chosen_by)
     winners = {name: tried[best[name]] for name, tried in candidates.items()}
-    return Entered(winners, search, metric, permitted, chosen_by)
+    return Entered(winners, search, metric, permitted, chosen_by, needed)
 
 
 def _with_validation(method: Method, share: float) -> Method:
@@ -239,39 +364,22 @@ def check_terms(methods: Mapping[str, Wanted], differ: Sequence[str]) -> list[st
     return permitted
 
 
-def _candidates(
-    methods: Sequence[Method], points: Sequence[tuple[str, ...]]
-) -> dict[str, list[Wanted]]:
-    """The run that each method would be at each point of the grid, by the method's name."""
-    name_of: dict[tuple[str, ...], str] = {}
-    for method in methods:
-        for point in points:
-            name_of[(*method.words, *point)] = method.name
-
-    # Two methods with the same command share their runs.
-    checked = sweep.checked([*name_of], [*name_of.values()], twins=True)
-    wanted_of = dict(zip(name_of, checked, strict=True))
-
-    candidates = {}
-    for method in methods:
-        candidates[method.name] = [wanted_of[(*method.words, *point)] for point in points]
-    return candidates
-
-
 # The search.
 
 # By the name of a method, for each point of the grid: the run of each seed, None if it failed.
 RunsOfPoints = Mapping[str, Sequence[Sequence[Run | None]]]
 
 
-def _run_search(candidates: Mapping[str, Sequence[Wanted]], grid: Grid, way: Way) -> RunsOfPoints:
+def _run_search(
+    candidates: Mapping[str, Sequence[Wanted]], grid: Grid, way: Way, needed: Sequence[Needed]
+) -> RunsOfPoints:
     """Run every candidate on the seeds of the search, and mark these runs as such."""
     every = []
-    for tried in candidates.values():
+    for name, tried in candidates.items():
         for wanted in tried:
-            every += [wanted.at(seed) for seed in grid.seeds]
+            every += [(name, wanted.at(seed)) for seed in grid.seeds]
 
-    runs = _run(every, way, all_of_them=False)
+    runs = _run(every, way, needed, all_of_them=False)
     for run in runs:
         if run is not None:
             mark_as_search(run)
@@ -339,15 +447,15 @@ def mark_as_search(run: Run) -> None:
 
 
 def _run_winners(
-    winners: Mapping[str, Wanted], seeds: Sequence[int], way: Way
+    winners: Mapping[str, Wanted], seeds: Sequence[int], way: Way, needed: Sequence[Needed]
 ) -> dict[str, list[Run]]:
     """The runs of each method, in the order of the seeds."""
     # Seed by seed, so that a contest that is stopped leaves whole rows of a table.
     every = []
     for seed in seeds:
-        every += [wanted.at(seed) for wanted in winners.values()]
+        every += [(name, wanted.at(seed)) for name, wanted in winners.items()]
 
-    remaining = iter(_run(every, way))
+    remaining = iter(_run(every, way, needed))
     runs_of: dict[str, list[Run]] = {name: [] for name in winners}
     for _ in seeds:
         for name in winners:
@@ -357,33 +465,57 @@ def _run_winners(
     return runs_of
 
 
-def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[Run | None]:
+def _run(
+    runs: Sequence[tuple[str, Wanted]],
+    way: Way,
+    needed: Sequence[Needed],
+    *,
+    all_of_them: bool = True,
+) -> list[Run | None]:
     """Run what is missing and read all; end the process if a run fails, or after a signal.
 
     Args:
-        runs: The runs; the same one may be among them several times.
+        runs: The runs with the names of their methods; the same one may be there several times.
         way: How missing runs are run.
+        needed: Columns that runs must have.
         all_of_them: Whether each is needed. If not, a run that fails is None, and is not tried
             again if it had diverged.
 
     Raises:
-        UserError: A run has not reached its limits.
+        UserError: A run has not reached its limits, or lacks a column that it must have.
+        Missing: A run is missing, and may not be run.
         Submitted: What is missing has been submitted.
     """
-    unique = list({wanted.identity: wanted for wanted in runs}.values())
+    unique = list({wanted.identity: wanted for _, wanted in runs}.values())
+
+    def check(ended: Wanted) -> None:
+        folder = ended.finished()
+        if folder is None or not needed:
+            return
+        run = read(folder)
+        for method, wanted in runs:
+            if wanted.identity == ended.identity:
+                for column in needed:
+                    column.check(run, method)
+
     missing = []
     for wanted in unique:
+        # Also before anything is run, because one run says it of all.
+        check(wanted)
+
         # The same bits would diverge again.
         is_hopeless = not all_of_them and wanted.diverged.exists()
         if wanted.finished() is None and not is_hopeless:
             missing.append(wanted)
 
+    if missing and not way.trains:
+        raise Missing
     if missing:
         cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
         print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
         if way.slurm:
             _submit(missing, way)
-        status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr)
+        status = sweep.run(missing, jobs=way.jobs or 1, to=sys.stderr, after=check)
         was_stopped = status > 128
         if was_stopped or (status and all_of_them):
             raise SystemExit(status)
@@ -393,7 +525,7 @@ def _run(runs: Sequence[Wanted], way: Way, *, all_of_them: bool = True) -> list[
         run_locks.clear(wanted)
 
     read_runs: list[Run | None] = []
-    for wanted in runs:
+    for _, wanted in runs:
         folder = wanted.finished()
         read_runs.append(None if folder is None else read(folder))
     if all_of_them and None in read_runs:

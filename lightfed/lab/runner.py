@@ -17,6 +17,7 @@ from signal import SIGINT
 from typing import NamedTuple
 
 from lightfed.cli import run_locks
+from lightfed.cli.dependencies import Opened
 from lightfed.cli.wanted import LOGS, Wanted
 from lightfed.utils.errors import NOT_FINITE, UserError
 from lightfed.utils.process import imports_begin, imports_end
@@ -62,11 +63,14 @@ def check(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
 
 
 def _check(commands: Sequence[Sequence[str]], sender: Connection) -> None:
+    opened = Opened()
     for words in commands:
         try:
-            sender.send(Wanted.of(words))
+            wanted = Wanted.of(words)
         except UserError as error:
             sender.send(error)
+            continue
+        sender.send(wanted._replace(files=opened.digests()))
 
 
 # Runs.
@@ -81,7 +85,6 @@ def run_all(runs: Sequence[Wanted], jobs: int = 1) -> Iterator[Outcome]:
     Yields:
         What became of each run, as soon as it ends.
     """
-    _import_all()
     queue = _Queue(runs, jobs)
     with listening():
         while queue.may_begin_more or queue.running:
@@ -213,7 +216,9 @@ def _is_elsewhere(wanted: Wanted) -> bool:
 
 
 def _import_all() -> None:
-    """Import what every run needs, before anything is forked."""
+    """Import what every run needs, before anything is forked; a second call is free."""
+    if "lightfed.cli.federation_cli" in sys.modules and "lightfed.lab.report.page" in sys.modules:
+        return
     imports_begin()
     import lightfed.cli.federation_cli
     import lightfed.lab.report.page  # noqa: F401
@@ -223,6 +228,8 @@ def _import_all() -> None:
 
 def _start(wanted: Wanted, lock: int) -> tuple[BaseProcess, Path]:
     """Start a child that runs the command and holds its lock; also return its log."""
+    # Not before, because a list whose runs are finished needs none of it.
+    _import_all()
     log = wanted.root / LOGS / f"{wanted.name}-{time.time_ns()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()  # otherwise the child would write the same text once more

@@ -22,7 +22,16 @@ from lightfed.cli.commands import CONFIGURATIONS
 from lightfed.cli.config_files import check_file
 from lightfed.cli.shipped import PREFIX, ROOT, studies
 from lightfed.lab.compare import add_files, beside, grid_of, searched, seed_list, seeds
-from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Submitted, Way, hold
+from lightfed.lab.contest import (
+    VALIDATION_SHARE,
+    Grid,
+    Held,
+    Method,
+    Needed,
+    Submitted,
+    Way,
+    hold,
+)
 from lightfed.lab.drawing.files import markdown
 from lightfed.lab.drawing.marks import file_name
 from lightfed.lab.report.comparison import Files, show
@@ -170,9 +179,8 @@ def main(argv: Sequence[str]) -> int:
     ending: BaseException | None = None
     for case in cases:
         try:
-            held = HeldCase(case, study.in_case(case), _held(asked.name, study, case, way))
-            _check_metrics(held)
-            held_cases.append(held)
+            held = _held(asked.name, study, case, way)
+            held_cases.append(HeldCase(case, study.in_case(case), held))
         except Submitted:
             # The arrays of all cases can wait in the queue at once.
             submitted = True
@@ -225,26 +233,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def _held(name: str, study: Study, case: str, way: Way) -> Held:
     """Run what is missing of a case."""
+    in_case = study.in_case(case)
     return hold(
         methods_of(name, study, case),
         study.seeds,
         way,
         grid=study.grid,
-        metric=study.in_case(case).metric,
+        metric=in_case.metric,
+        needed=_needed(in_case),
         differ=study.differ,
     )
 
 
-def _check_metrics(held_case: HeldCase) -> None:
-    """Refuse a claim about a metric that its runs do not have."""
-    for question in held_case.questions:
-        if question.metric.endswith(UNTIL) and question.target is not None:
-            continue
-        for group in (question.better, question.than):
-            if not any(run.has(question.metric) for run in group.runs):
-                key = f"{held_case.study.path.name}: claims"
-                found = f"{question.metric}, which no run of {group.name} has"
-                raise UserError(key, found, "name a column of metrics.csv")
+def _needed(study: Study) -> list[Needed]:
+    """The columns without which the study, in one of its cases, cannot answer its questions."""
+    file = study.path.name
+    needed = [Needed(f"{file}: metric", study.metric)]
+    if study.goal is not None:
+        needed.append(Needed(f"{file}: target", study.goal[0]))
+    for claim in study.claims:
+        # A cost until the target follows from the columns of all runs.
+        is_cost_to_target = claim["metric"].endswith(UNTIL) and study.goal is not None
+        if not is_cost_to_target:
+            methods = (claim["better"], claim["than"])
+            needed.append(Needed(f"{file}: claims", claim["metric"], methods))
+    return needed
 
 
 def _case(

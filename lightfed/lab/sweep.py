@@ -6,14 +6,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
 from typing import TextIO
 
-from jsonargparse.typing import PositiveInt
-
 from lightfed.cli import run_locks
+from lightfed.cli.known_runs import KnownRuns
 from lightfed.cli.wanted import Wanted
 from lightfed.lab.results.run import primary_metric, read
 from lightfed.lab.results.text import goal_text, seconds_text
@@ -22,6 +21,16 @@ from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
+
+
+class PositiveInt(int):
+    """A whole number of an option, from 1."""
+
+    def __new__(cls, text: str) -> "PositiveInt":
+        number = super().__new__(cls, text)
+        if number < 1:
+            raise ValueError(f"{text} is less than 1")
+        return number
 
 
 def add_execution(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +53,38 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("sweep", found, "write one: fit --config FILE")
 
     names = [f"{asked.file}, line {number}" for number in lines]
-    runs = checked(list(lines.values()), names)
+    known = KnownRuns(list(lines.values()))
+    runs = _finished(known, names)
+    if runs is None:
+        runs = checked(list(lines.values()), names)
+    try:
+        return _run_lines(asked, lines, further, runs)
+    finally:
+        known.keep(runs)
+
+
+def _finished(known: KnownRuns, names: Sequence[str]) -> list[Wanted] | None:
+    """Return the runs of a list if they are known and finished, so that nothing is to train."""
+    runs = known.recall()
+    if runs is None or any(wanted.finished() is None for wanted in runs):
+        return None
+    return _each_once(runs, names)
+
+
+def _run_lines(
+    asked: argparse.Namespace,
+    lines: Mapping[int, Sequence[str]],
+    further: Sequence[str],
+    runs: Sequence[Wanted],
+) -> int:
+    """Run what is missing of a list here, or submit it; return the status.
+
+    Args:
+        asked: The arguments of the command.
+        lines: The words of each line by its number.
+        further: Words that were added to every line.
+        runs: The run of each line.
+    """
     if asked.line is not None:
         return _become(runs[0])
     if asked.slurm:
@@ -82,10 +122,17 @@ def checked(
         names: What to call each command in a line about its fault.
         twins: Whether two commands may ask for the same run. Otherwise the second is a fault.
     """
+    return _each_once(check(commands), names, twins=twins)
+
+
+def _each_once(
+    results: Sequence[Wanted | UserError], names: Sequence[str], *, twins: bool = False
+) -> list[Wanted]:
+    """Return the runs that were read; see `checked`."""
     runs = []
     has_faults = False
     first_with: dict[tuple[str, ...], str] = {}  # names by what makes a run the same
-    for name, result in zip(names, check(commands), strict=True):
+    for name, result in zip(names, results, strict=True):
         fault = None
         if isinstance(result, UserError):
             fault = result
@@ -103,13 +150,21 @@ def checked(
     return runs
 
 
-def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+def run(
+    runs: Sequence[Wanted],
+    *,
+    jobs: int,
+    to: TextIO | None = None,
+    after: Callable[[Wanted], None] | None = None,
+) -> int:
     """Run what is missing, and print a line for each run when it has ended.
 
     Args:
         runs: The runs; those that are finished get a line, too.
         jobs: How many at once.
         to: Where the lines go; by default standard output.
+        after: Called with each run that has ended well. If it raises, no others begin; those under
+            way are waited for at the end of the process.
 
     Returns:
         The worst status of a run.
@@ -120,6 +175,8 @@ def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
         ended += 1
         worst = max(worst, outcome.status)
         print(f"{ended}/{len(runs)} {_line_of(outcome)}", file=to, flush=True)
+        if after is not None and outcome.status == 0:
+            after(outcome.wanted)
 
     if ended < len(runs):
         not_begun = f"{len(runs) - ended} of {len(runs)} not begun"

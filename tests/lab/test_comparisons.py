@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
 
 from lightfed.cli.command_line import main
+from lightfed.cli.dependencies import digest_of_file
 from lightfed.cli.wanted import Wanted
 from lightfed.lab import compare, contest, sweep
 from lightfed.lab.contest import Grid, Method, check_terms
@@ -29,13 +30,21 @@ BASE = edited({**SMALL, "model.clients": GROUPS})
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Missing runs are run in this process, which is what takes the seconds."""
 
-    def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+    def run(
+        runs: Sequence[Wanted],
+        *,
+        jobs: int,
+        to: TextIO | None = None,
+        after: Callable[[Wanted], None],
+    ) -> int:
         worst = 0
         for wanted in runs:
             try:
                 main([*wanted.words, "--trainer.enable_page", "false"])
             except SystemExit as failed:
                 worst = max(worst, int(failed.code or 0))
+            else:
+                after(wanted)
         return worst
 
     monkeypatch.chdir(tmp_path)
@@ -163,6 +172,41 @@ def test_a_comparison_for_a_program(folder: Path, capsys: pytest.CaptureFixture[
         "FedAvg (local_epochs=4) is better"
         in (folder / "runs" / "compare" / "comparison.html").read_text()
     )
+
+
+def test_a_comparison_that_is_there_needs_no_parser_until_a_run_is_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(folder / "run.yaml")
+    read_commands: list[Sequence[str]] = []
+
+    def check(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
+        read_commands.extend(commands)
+        files = {file: str(digest_of_file(file))}
+        return [wanted_of(*words[2:])._replace(files=files) for words in commands]
+
+    def compared(*words: str) -> tuple[dict[str, Any], int]:
+        """The answer, and how many commands were read for it."""
+        read_commands.clear()
+        sides = ["run.yaml", "run.yaml", "--set-b", "model.local_epochs=2", "--json"]
+        short = ["--set", "trainer.max_epochs=1", "--tune", "model.optimizer.lr=.1,.3"]
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *sides, *short, *words])
+        assert ended.value.code == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer, len(read_commands)
+
+    monkeypatch.setattr(sweep, "check", check)
+    answer, commands = compared("--seeds", "0-1")
+    assert commands == 4
+    assert compared("--seeds", "0-1") == (answer, 0)
+
+    # Another seed is not there, so all is read before it is trained.
+    assert compared("--seeds", "0-2")[1] == 4
+    assert compared("--seeds", "0-2")[1] == 0
+
+    Path(file).write_text(edited({**SMALL, "model.clients": GROUPS, "data.batch_size": 7}))
+    assert compared("--seeds", "0-1")[1] == 4
 
 
 def test_a_search_chooses_by_samples_that_are_not_of_the_test(

@@ -4,7 +4,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -30,10 +30,13 @@ RANKS = (1, 2, 4)
 SETS = "--seeds 0-1 --metric train_loss --set-b model.local_epochs=2 --json --set trainer.devices="
 
 
-def run(runs: Sequence[Wanted], *, jobs: int, to: TextIO | None) -> int:
+def run(
+    runs: Sequence[Wanted], *, jobs: int, to: TextIO | None, after: Callable[[Wanted], None]
+) -> int:
     """Missing runs, on ranks that are forked instead of imported again."""
     for wanted in runs:
         assert wait(start_job(wanted.ranks, partial(_train, wanted.words)))
+        after(wanted)
     return 0
 
 

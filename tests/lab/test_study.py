@@ -99,6 +99,31 @@ def test_a_claim_about_a_metric_that_nobody_logs_is_refused(
     assert line.startswith("lightfed: error: small.yaml: claims: personal/f1, which no run of four")
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"metric": "global/accurracy"}, "small.yaml: metric"),
+        ({"claims": [{"better": "four", "than": "one", "metric": "f1"}]}, "small.yaml: claims"),
+        ({"target": {"global/f1": 0.5}}, "small.yaml: target"),
+    ],
+)
+def test_a_metric_that_no_run_has_ends_a_study_after_its_first_run(
+    change: dict[str, Any], key: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "small.yaml").write_text(
+        yaml.safe_dump({**STUDY, "cases": {"": {"trainer.max_epochs": 1}}, **change})
+    )
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(["study", "small.yaml"])
+        assert ended.value.code == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"lightfed: error: {key}: ")
+        assert line.endswith(", which some runs do not have; see metrics.csv")
+        # The second time, no run is trained to find that out.
+        assert len(list(folder.glob("runs/*/metrics.csv"))) == 1
+
+
 # A study with words, of a configuration beside it.
 OF_EACH = {"model.optimizer.init_args.lr": "{rate}", "model.local_epochs": "{epochs}"}
 WORDED: dict[str, Any] = {

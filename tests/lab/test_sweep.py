@@ -230,3 +230,32 @@ def test_a_stopped_sweep_goes_on_with_the_same_bits(folder: Path) -> None:
     main([*rounds.split(), "--trainer.name", "alone"])
     assert results(folder / "runs" / "run") == results(folder / "runs" / "alone")
     assert results(folder / "runs" / "two") == results(folder / "runs" / "three")
+
+
+def test_a_finished_list_is_found_without_torch_until_its_configuration_changes(
+    folder: Path,
+) -> None:
+    """What a command does that has nothing to do is not worth the seconds of an import."""
+    (folder / "list").write_text(f"{FIT} --trainer.max_epochs 1 --trainer.name a\n")
+    program = (
+        "import sys; from lightfed.lab.sweep import main; status = main(sys.argv[1:]); "
+        "print(status, [m for m in ('torch', 'lightning', 'jsonargparse') if m in sys.modules])"
+    )
+
+    def swept(*words: str) -> list[str]:
+        command = [sys.executable, "-c", program, "list", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    of_training, status = swept()
+    assert "finished in" in of_training
+    assert status.startswith("0 ['torch', ")
+
+    assert swept()[-1] == "0 []"
+    line, status = swept("--line", "1")
+    assert (line, status) == ("runs/a is finished", "0 []")
+
+    (folder / "run.yaml").write_text(edited({"trainer.max_epochs": 2, "model.seed": 7}))
+    of_training, status = swept()
+    assert of_training.startswith("1/1 runs/a-2: ")
+    assert "finished in" in of_training
