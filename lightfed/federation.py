@@ -125,7 +125,8 @@ class Federation(Recorded, RoundModule):
             assign: Deals the clients to the groups, by what their devices can train. The counts of
                 the groups then only add up to the number of clients.
             export: Which weights to write to the run folder as safetensors at the end: of the
-                server, of every client.
+                server, of the first client of each group (`groups`, where clients keep no models of
+                their own), of every client.
             seed: Seed of all draws.
         """
         super().__init__()

@@ -29,7 +29,7 @@ USAGE_ERROR = UserError.status
 _TRAINING_COMMANDS = ("fit", "sweep", "compare", "study")
 
 # Commands that read no variable of a launcher.
-_COMMANDS_WITHOUT_RANKS = ("report", "configs")
+_COMMANDS_WITHOUT_RANKS = ("report", "configs", "export")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -18,6 +18,7 @@ COMMANDS = {
     "configs": "list the configurations in the installation, copy or explain them",
     "slurm": "copy the scripts for a SLURM cluster",
     "report": "make the page of a run folder",
+    "export": "write a folder to share: a model of a finished run, with a model card",
 }
 
 

@@ -65,12 +65,7 @@ def build_network(
         UserError: If the constructor rejects its arguments, or they contradict the data, or the
             network has a parameter without elements.
     """
-    linked: dict[str, Any] = {"rate": rate}
-    if data.task != "columns":
-        linked["num_classes"] = data.num_classes
-        linked["input_shape"] = data.input_shape
-
-    accepted = {name: value for name, value in linked.items() if name in parameters_of(factory)}
+    accepted = _linked(factory, data, rate)
     _check_no_contradiction(factory, accepted, key)
     try:
         network = factory(**accepted)
@@ -86,6 +81,28 @@ def build_network(
     network = unwrapped(network, key)
     _check_sizes(network, key)
     return network
+
+
+def constructor_arguments(
+    factory: Callable[[], nn.Module], data: DataSpec, *, rate: float = 1.0
+) -> dict[str, Any]:
+    """Return the arguments that `build_network` gives to the constructor, by name.
+
+    Args:
+        factory: The constructor, or a partial with the configured arguments.
+        data: The data.
+        rate: The width of the network, as a share of the widest one.
+    """
+    return {**_configured(factory), **_linked(factory, data, rate)}
+
+
+def _linked(factory: Callable[[], nn.Module], data: DataSpec, rate: float) -> dict[str, Any]:
+    """Return the arguments that follow from the data and the group, if the constructor has them."""
+    linked: dict[str, Any] = {"rate": rate}
+    if data.task != "columns":
+        linked["num_classes"] = data.num_classes
+        linked["input_shape"] = data.input_shape
+    return {name: value for name, value in linked.items() if name in parameters_of(factory)}
 
 
 def _check_no_contradiction(

@@ -2,10 +2,12 @@
 
 A file holds what `load_state_dict` of the user's own network takes. `models.json` beside the files
 says what each one is loaded into. Where a method tests more than that network, such as a mixture
-with a shared one, the file holds the whole, and `models.json` says so.
+with a shared one, the file holds the whole, and `models.json` says so. `inputs.json` says what the
+networks take. `lightfed export` makes a folder to share of these files.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +17,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightfed.api.fleet import Fleet
+from lightfed.data.dataset import Transform
 from lightfed.local.group_state import GroupState
+from lightfed.models.build import build_network, class_of, constructor_arguments
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.compiled import call_uncompiled
 from lightfed.models.own_network import own_network, plain, tensors_of
@@ -24,12 +28,16 @@ from lightfed.state.rows import Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
+from lightfed.utils.recorded import dotted_path
 from lightfed.utils.rng import seeded
 
-Exported = Literal["server", "clients"]
+Exported = Literal["server", "groups", "clients"]
 
 # The file that says what the other files are loaded into.
 LIST = "models.json"
+
+# The file that says what inputs the networks take.
+INPUTS = "inputs.json"
 
 _BASE_FILE = "base.safetensors"
 _DEFAULT_NOTE = (
@@ -68,7 +76,14 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
                     fix="set it to [], or give the parameter another type",
                 )
 
-    if "clients" in kinds:
+    if "groups" in kinds and fleet.stateful:
+        raise UserError(
+            key="model.export",
+            found="groups, and each client keeps a model of its own",
+            fix="write clients instead",
+        )
+
+    if "clients" in kinds or "groups" in kinds:
         clients = fleet.mine(range(fleet.clients)) if fleet.stateful else [0]
         for client in clients[:1]:
             fleet.deployed(client)
@@ -78,10 +93,11 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     """Write the models of a run; every rank calls it and writes its share.
 
     `server.safetensors` is the server's model. If the server has several, there is a file for each.
-    They lack the tensors that stay with clients. `client<k>.safetensors` is the model of client k.
+    They lack the tensors that stay with clients. `client<k>.safetensors` is the model of client k,
+    and `group-<name>.safetensors` that of the first client of a group.
     Frozen parameters that all groups share are written once, as `base.safetensors`, and others are
-    in the clients' files. A module with `export_adapter(folder)` also writes `client<k>/` in a form
-    of its own.
+    in the clients' files. A module with `export_adapter(folder)` also writes a folder, such as
+    `client<k>/`, in a form of its own.
 
     Args:
         fleet: The federation after the last round.
@@ -103,8 +119,8 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
 
     # A method without a server's model may have no file to write.
     if fleet.ranks.rank == 0 and all_entries:
-        text = json.dumps(dict(sorted(all_entries.items())), indent=1) + "\n"
-        write_atomically(folder / LIST, lambda file: file.write(text.encode()))
+        _write_json(dict(sorted(all_entries.items())), folder / LIST)
+        _write_json(_inputs(fleet), folder / INPUTS)
 
 
 class _Exporter:
@@ -117,6 +133,9 @@ class _Exporter:
 
         # Networks of the user's class that no method has changed, by the position of their group.
         self._untouched_networks: dict[int, nn.Module] = {}
+
+        # The shapes of networks, by the position of their group and their width.
+        self._shapes: dict[tuple[int, float], dict[str, torch.Size]] = {}
 
         # The tensors of `base.safetensors`, by the names of the user's network.
         first_group = fleet.groups[0]
@@ -139,6 +158,14 @@ class _Exporter:
         if is_first and "server" in kinds:
             entries |= dict(self._write_servers())
 
+        if is_first and "groups" in kinds:
+            first_clients: dict[int, int] = {}  # by the position of the group
+            for client in range(fleet.clients):
+                first_clients.setdefault(fleet.home_group(client), client)
+            for position, client in first_clients.items():
+                name = group_file(fleet.groups[position].name)
+                entries[name] = self._write_client(client, name)
+
         if "clients" in kinds:
             if fleet.stateful:
                 clients = fleet.mine(range(fleet.clients))
@@ -146,7 +173,8 @@ class _Exporter:
                 # Every rank has the models of all clients, so they share the work.
                 clients = list(range(fleet.ranks.rank, fleet.clients, fleet.ranks.world))
             for client in clients:
-                entries[f"client{client}"] = self._write_client(client)
+                name = f"client{client}"
+                entries[name] = self._write_client(client, name)
         return entries
 
     def _write_servers(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,18 +192,14 @@ class _Exporter:
             else:
                 yield name, self._write_server_model(name, model)
 
-    def _write_client(self, client: int) -> dict[str, Any]:
-        """Write the model that a client tests."""
+    def _write_client(self, client: int, name: str) -> dict[str, Any]:
+        """Write the model that a client tests, in files of this name."""
         fleet = self._fleet
-        name = f"client{client}"
         rows = fleet.deployed(client)
         state = fleet.groups[fleet.home_group(client)]
 
         entry = self._write_tested(name, rows, client)
-        if hasattr(state.module, "export_adapter"):
-            with rows.bound(client) as module:
-                module.export_adapter(self._folder / name)
-        return entry
+        return entry | {"client": client, "group": state.name}
 
     def _write_tested(self, name: str, rows: Rows, client: int) -> dict[str, Any]:
         """Write a model as it is tested, and what it is tested with besides its tensors."""
@@ -187,11 +211,18 @@ class _Exporter:
                 if id(tensor) not in shared_ids:
                     tensors[tensor_name] = tensor
 
+            folder: dict[str, Any] = {}
+            if hasattr(module, "export_adapter"):
+                module.export_adapter(self._folder / name)
+                changes_base = getattr(self._fleet.algorithm, "changes_base", False)
+                folder = {"folder": name, "changes_base": changes_base}
+
             own_tensors = state.own.rename(tensors)
             entry: dict[str, Any] = {
                 "network": state.own.class_path,
                 "tensors": len(own_tensors),
             }
+            entry |= folder | self._constructor(state, own_tensors | self._base)
             if self._base:
                 entry["base"] = _BASE_FILE
 
@@ -208,8 +239,9 @@ class _Exporter:
             else:
                 self._save(name, all_tensors)
                 network = own_network(module)
-                entry["network"] = _class_path(network)
-                entry["tensors"] = len(all_tensors)
+                entry = {"network": _class_path(network), "tensors": len(all_tensors)}
+                if self._base:
+                    entry["base"] = _BASE_FILE
                 entry["parts"] = {
                     part: _class_path(inner) for part, inner in network.named_children()
                 }
@@ -258,6 +290,7 @@ class _Exporter:
         own_tensors = state.own.rename(_with_ties(tensors, state.module))
         self._save(name, own_tensors)
         entry: dict[str, Any] = {"network": state.own.class_path, "tensors": len(own_tensors)}
+        entry |= self._constructor(state, own_tensors | self._base)
         missing = sorted(state.own.expected - own_tensors.keys() - self._base.keys())
         if missing:
             entry["missing"] = missing
@@ -265,6 +298,50 @@ class _Exporter:
         if self._base:
             entry["base"] = _BASE_FILE
         return entry
+
+    def _constructor(self, state: GroupState, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what makes the network of these tensors, if a program can read it.
+
+        Args:
+            state: A group with that network, perhaps of another width.
+            tensors: The tensors of the network by its own names; some may be missing.
+
+        Returns:
+            `constructor`, the dotted path of a class or function, and `arguments`, what it is
+            called with. Nothing if it has no path, its arguments are no plain values, or it makes
+            other shapes.
+        """
+        factory = state.group.model
+        constructor = class_of(factory)
+        path = dotted_path(constructor) if hasattr(constructor, "__qualname__") else ""
+        if not path or "<" in path:
+            return {}
+
+        data = self._fleet.data
+        # The server's model may be wider than all groups.
+        for width in dict.fromkeys((state.group.width, 1.0)):
+            arguments = constructor_arguments(factory, data, rate=width)
+            try:
+                json.dumps(arguments, allow_nan=False)
+            except (TypeError, ValueError):
+                return {}
+            if data.task == "columns" or self._has_shapes(state, width, tensors):
+                return {"constructor": path, "arguments": arguments}
+        return {}
+
+    def _has_shapes(self, state: GroupState, width: float, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether a group's network of this width has tensors of these shapes."""
+        position = self._fleet.groups.index(state)
+        if (position, width) not in self._shapes:
+            with seeded(0), torch.device("cpu"):
+                network = build_network(
+                    state.group.model, self._fleet.data, key="model.export", rate=width
+                )
+            shapes = {name: tensor.shape for name, tensor in tensors_of(network).items()}
+            self._shapes[position, width] = shapes
+
+        shapes = self._shapes[position, width]
+        return all(shapes.get(name) == tensor.shape for name, tensor in tensors.items())
 
     def _group_of(self, rows: Rows) -> GroupState:
         """Return the group whose module, or one like it, tests these rows."""
@@ -333,6 +410,38 @@ class _Exporter:
         for tensor_name, tensor in tensors.items():
             clones[tensor_name] = tensor.detach().cpu().contiguous().clone()
         _write_file(clones, self._folder / f"{name}.safetensors")
+
+
+def group_file(name: str) -> str:
+    """Return the name of the file of a group's model, without its suffix."""
+    return "group-" + re.sub(r"[^\w.-]+", "-", name)
+
+
+def _inputs(fleet: Fleet) -> dict[str, Any]:
+    """Return what the networks take, as values for JSON.
+
+    `shape` is that of a sample, None for named columns. `mean` and `std` standardize its channels,
+    after a division by 255 for samples of type uint8; they are None where functions of the user or
+    no arithmetic make the batches. `classes` are the names of the labels, if these are classes.
+    """
+    data = fleet.data
+    transform = data.dataset.transform
+    mean = std = None
+    if isinstance(transform, Transform):
+        mean = list(transform.mean)
+        std = list(transform.std)
+    return {
+        "task": data.task,
+        "classes": list(data.dataset.classes) if data.task == "classification" else [],
+        "shape": None if data.task == "columns" else list(data.input_shape),
+        "mean": mean,
+        "std": std,
+    }
+
+
+def _write_json(value: Any, path: Path) -> None:
+    text = json.dumps(value, indent=1) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _class_path(network: nn.Module) -> str:

@@ -49,7 +49,7 @@ def described(value: Any) -> Any:
     if isinstance(value, partial):
         return described(value.func) | {"init_args": described(value.keywords)}
     if isclass(value) or isfunction(value):
-        return {"class_path": _dotted_path(value)}
+        return {"class_path": dotted_path(value)}
     if isinstance(value, Recorded):
         return described(type(value)) | {"init_args": arguments(value)}
     if is_dataclass(value):
@@ -58,7 +58,7 @@ def described(value: Any) -> Any:
     kind = type(value)
     has_text = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
     if not has_text:
-        return {"class_path": _dotted_path(kind)}
+        return {"class_path": dotted_path(kind)}
     # Without addresses, which no other run has.
     return shorten(re.sub(" at 0x[0-9a-f]+", "", str(value)), _LONGEST_TEXT)
 
@@ -80,7 +80,7 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
     return parser.get_defaults().as_dict()
 
 
-def _dotted_path(named: Any) -> str:
+def dotted_path(named: Any) -> str:
     """Return the path of a class or function; that of a script begins with the file's name."""
     module = named.__module__
     if module == "__main__":

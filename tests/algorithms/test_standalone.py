@@ -101,5 +101,6 @@ def test_there_are_personal_figures_and_no_server(tmp_path: Path) -> None:
         "client0.safetensors",
         "client1.safetensors",
         "client2.safetensors",
+        "inputs.json",
         "models.json",
     ]

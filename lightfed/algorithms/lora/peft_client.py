@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,8 +129,18 @@ class PeftClient(NetworkClient):
         return logits, labels
 
     def export_adapter(self, folder: Path) -> None:
-        """Write the adapters for `peft.PeftModel.from_pretrained`; without any, the whole model."""
-        self.net.save_pretrained(folder)  # type: ignore[operator]
+        """Write the adapters for `peft.PeftModel.from_pretrained`; without any, the whole model.
+
+        Beside adapters, `base/config.json` is the configuration of the model below them.
+        """
+        net: Any = self.net
+        net.save_pretrained(folder)
+        if hasattr(net, "get_base_model"):
+            base = net.get_base_model()
+            # transformers adds the class when it writes a whole model, and finds it by that.
+            config = deepcopy(base.config)
+            config.architectures = [type(base).__name__]
+            config.save_pretrained(folder / "base")
 
 
 def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:

@@ -1,0 +1,1 @@
+"""Folders with a model to share: weights, configuration and a model card."""
