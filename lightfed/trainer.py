@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.determinism import ask_for_same_bits
 from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.json_output import print_json
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
 from lightfed.utils.process import silenced
@@ -255,7 +256,9 @@ class FederatedTrainer(RunTrainer):
 
     @override
     @silenced()
-    def fit(self, *args: Any, ckpt_path: _PATH | None = None, **kwargs: Any) -> None:
+    def fit(
+        self, *args: Any, ckpt_path: _PATH | None = None, json: bool = False, **kwargs: Any
+    ) -> None:
         """Run the rounds.
 
         Args:
@@ -263,12 +266,34 @@ class FederatedTrainer(RunTrainer):
             ckpt_path: A checkpoint to resume from; `last` for the newest run of this name and
                 configuration, or a new run if there is none. A SLURM job resumes its own run
                 without it.
+            json: Print the final values for a program (docs/scripts.md), not a table. What would
+                be on standard output besides goes to standard error.
             **kwargs: Likewise; checkpoints are always loaded as tensors and primitives.
 
         Raises:
             SystemExit: A signal has stopped the run; its state is on disk.
             UserError: A setting or file of the user cannot be used.
         """
+        if not json:
+            self._fit(args, kwargs, ckpt_path)
+            return
+
+        logger = self.run_logger
+        if logger is None:
+            raise UserError(
+                "--json",
+                "no run folder to read",
+                "leave out fast_dev_run, and logger: false with enable_checkpointing: false",
+            )
+        with redirect_stdout(sys.stderr):
+            self._fit(args, kwargs, ckpt_path)
+        if self.is_global_zero:
+            from lightfed.lab.report.page import numbers  # pandas takes half a second
+
+            print_json(numbers(read(logger.folder)))
+
+    def _fit(self, args: Any, kwargs: Any, ckpt_path: _PATH | None) -> None:
+        """Run the rounds; the arguments are those of `fit`."""
         self._check_launch(args, kwargs)
         self._check_first(args, kwargs)
         path = self._resolve(ckpt_path, fresh=True)

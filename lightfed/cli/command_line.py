@@ -168,7 +168,7 @@ def _run(arguments: list[str], *, from_python: bool, runs: bool = True) -> "Ligh
         if words[:1] == ["plan"]:
             # The parser names an option as its argument is named in Python.
             words = [word.replace("--world-size", "--world_size", 1) for word in words]
-        if words[:1] in (["plan"], ["partition"]):
+        if words[:1] in (["plan"], ["partition"], ["groups"], ["fit"]):
             # Options of this parser take values; this one needs none, as in other commands.
             words = ["--json=true" if word == "--json" else word for word in words]
 

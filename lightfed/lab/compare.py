@@ -6,7 +6,6 @@ have their intervals, each by itself.
 """
 
 import argparse
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -27,9 +26,10 @@ from lightfed.lab.results.groups import common_parent, runs_of
 from lightfed.lab.results.run import is_metric
 from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
 from lightfed.lab.run_folders import read_runs
-from lightfed.lab.sweep import add_execution
+from lightfed.lab.sweep import add_execution, check_json
 from lightfed.lab.until import DECIDED, described, design_of, hold_until, look_list
 from lightfed.utils.errors import OneLineParser, UserError
+from lightfed.utils.json_output import print_json
 
 CONFIGURATIONS = (".yaml", ".yml")
 # Options of one kind of comparison, by name; the other kind refuses them.
@@ -52,6 +52,7 @@ ONLY_FOLDERS = ("group", "pivot", "columns", "std")
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed compare`."""
     asked = _parser().parse_intermixed_args(argv)
+    check_json(asked)
     if are_folders(asked.what):
         return _of_folders(asked)
     return _of_configurations(asked)
@@ -88,7 +89,7 @@ def _of_folders(asked: argparse.Namespace) -> int:
 
     if asked.json:
         found = comparison.numbers(runs, metric=metric, target=target, differ=asked.differ)
-        print(json.dumps(found, indent=1))
+        print_json(found)
         return 0
     comparison.compare(
         runs,
@@ -156,7 +157,7 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         )
         if ended is not None:
             numbers |= ended.numbers
-        print(json.dumps(numbers, indent=1))
+        print_json(numbers)
         return 0
 
     notes = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]

@@ -40,7 +40,7 @@ from lightfed.lab.results import holm, text
 from lightfed.lab.results.claims import Claim, Question, answered
 from lightfed.lab.results.groups import Group, final_text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
-from lightfed.lab.results.run import Run
+from lightfed.lab.results.run import TIME, Run
 from lightfed.lab.results.verdicts import (
     UNTIL,
     Target,
@@ -49,8 +49,9 @@ from lightfed.lab.results.verdicts import (
     goal_of,
     value_text,
 )
-from lightfed.lab.sweep import add_execution
+from lightfed.lab.sweep import add_execution, check_json
 from lightfed.utils.errors import OneLineParser, UserError
+from lightfed.utils.json_output import print_json
 
 STUDIES = ROOT / "studies"
 
@@ -163,6 +164,9 @@ class HeldCase(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed study`."""
     asked = _parser().parse_args(argv)
+    check_json(asked)
+    if asked.json and asked.markdown:
+        raise UserError("--json", "given beside --markdown", "leave one of them out")
     study = read_study(asked.name)
     way = Way(asked.jobs, asked.slurm, study.seconds)
 
@@ -196,19 +200,34 @@ def main(argv: Sequence[str]) -> int:
 
     remaining = iter(claims)
     parts: list[str] = []
+    numbers: list[dict[str, Any]] = []
     runs: list[Run] = []
     for held_case in held_cases:
         claims_of_case = [next(remaining) for _ in held_case.questions]
-        parts.append(_case(asked, held_case, claims_of_case, correction))
+        if asked.json:
+            numbers.append(_case_numbers(held_case, claims_of_case))
+        else:
+            parts.append(_case(asked, held_case, claims_of_case, correction))
         for group in held_case.held.groups:
             runs += group.runs
 
     if ending is not None:
         raise ending
-    if asked.json and not submitted:
-        print(json.dumps(numbers(asked.name, study, held_cases, claims), indent=1))
     if asked.markdown and not submitted:
         print(page(asked.name, study.title, runs, parts))
+    if asked.json:
+        print_json(
+            {
+                "study": asked.name,
+                "title": study.title,
+                "digest": digest(asked.name),
+                "correction": "Holm (1979)",
+                "number": study.number_of_claims,
+                "error": holm.ERROR,
+                "cases": numbers,
+                "commits": commits_of(runs),
+            }
+        )
     return 0
 
 
@@ -225,7 +244,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", metavar="NAME", help="of the study's cases, this one alone")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
-    output.add_argument("--json", action="store_true", help="print the claims for a program")
+    what = "print the numbers for a program, and write no page"
+    output.add_argument("--json", action="store_true", help=what)
     add_files(parser)
     add_execution(parser)
     return parser
@@ -296,6 +316,52 @@ def _case(
             files=Files(asked.format, asked.table),
         )
     return part(case, held, table, claims_table(claims), notes)
+
+
+def _case_numbers(held_case: HeldCase, claims: Sequence[Claim]) -> dict[str, Any]:
+    """Return the contest of a case for a program, as values for JSON.
+
+    Args:
+        held_case: The case with its runs.
+        claims: Its claims.
+    """
+    case, study, held = held_case
+    target = study.goal
+    methods = []
+    for group in held.groups:
+        values = {}
+        for column in study.columns:
+            finals = list(finals_of(group, column, target).values())
+            finite = [value for value in finals if math.isfinite(value)]
+            mean, std = mean_and_std(finite)
+            # A mean over the seeds that reached a target, or did not diverge, is not that of all.
+            is_whole = len(finite) == len(group.runs)
+            values[column] = {
+                "mean": mean if is_whole else None,
+                "half_width": t_half_width(std, len(finite)) if is_whole else None,
+                "seeds": len(finite),
+                "theirs": study.theirs.get(group.label, {}).get(column),
+            }
+
+        spent = DataFrame([costs_of(run) for run in group.runs]).mean()
+        costs = {
+            "bytes": float(spent["bytes"]),
+            "flops": float(spent["FLOPs"]),
+            "seconds": float(spent["seconds"]),
+            "virtual_seconds": float(spent[TIME]),
+        }
+        methods.append({"name": group.name, "values": values, "costs": costs})
+
+    return {
+        "name": case,
+        "metric": held.metric,
+        "seeds": list(study.seeds),
+        "target": None if target is None else {"metric": target[0], "value": target[1]},
+        "methods": methods,
+        "claims": [claim.values for claim in claims],
+        "differ": held.differ,
+        "search": held.search.to_dict("records"),
+    }
 
 
 # The file.
@@ -521,38 +587,21 @@ def claims_table(claims: Sequence[Claim]) -> DataFrame:
     return DataFrame([claim.cells for claim in claims], columns=heads, dtype="str")
 
 
-def numbers(
-    name: str, study: Study, cases: Sequence[HeldCase], claims: Sequence[Claim]
-) -> dict[str, Any]:
-    """The claims of a study for a program."""
-    names_of_cases = []
-    for held_case in cases:
-        names_of_cases += [held_case.case] * len(held_case.questions)
-
-    listed = []
-    for case, claim in zip(names_of_cases, claims, strict=True):
-        listed.append({"case": case, **claim.values})
-    return {
-        "study": name,
-        "title": study.title,
-        "digest": digest(name),
-        "correction": "Holm (1979)",
-        "number": study.number_of_claims,
-        "error": holm.ERROR,
-        "claims": listed,
-    }
-
-
 # Pages of docs/studies.
 
 
 def page(name: str, title: str, runs: Sequence[Run], parts: Sequence[str]) -> str:
     """A page of docs/studies; its first line says where the figures come from."""
-    commits = sorted({str(run.environment.get("commit", "unknown")) for run in runs})
+    commits = commits_of(runs)
     newest = max((run.folder / "metrics.csv").stat().st_mtime for run in runs)
     made = f"commit {', '.join(commits)}, {date.fromtimestamp(newest)}, digest {digest(name)}"
     head = [f"<!-- study {name}, {made} -->", f"# {text.sentence(title)}"]
     return "\n\n".join([*head, f"`lightfed study {name}`", *parts])
+
+
+def commits_of(runs: Sequence[Run]) -> list[str]:
+    """The commits of lightfed that made these runs."""
+    return sorted({str(run.environment.get("commit", "unknown")) for run in runs})
 
 
 def part(case: str, held: Held, table: DataFrame, claims: DataFrame, notes: Sequence[str]) -> str:

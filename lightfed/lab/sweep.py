@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
-from typing import TextIO
+from typing import Any, TextIO
 
 from lightfed.cli import run_locks
 from lightfed.cli.known_runs import KnownRuns
@@ -18,6 +18,7 @@ from lightfed.lab.results.run import primary_metric, read
 from lightfed.lab.results.text import goal_text, seconds_text
 from lightfed.lab.runner import Outcome, check, run_all
 from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError
+from lightfed.utils.json_output import print_json
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
@@ -41,9 +42,23 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slurm", action="store_true", help=submit_it)
 
 
+def check_json(asked: argparse.Namespace) -> None:
+    """Refuse `--json` beside `--slurm`, by which a command ends before there is a result.
+
+    Raises:
+        UserError: Both are given.
+    """
+    if asked.json and asked.slurm:
+        found = "given beside --slurm, by which there is no result yet"
+        raise UserError("--json", found, "submit without it, and give it when the array has ended")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed sweep`."""
     asked, further = _parser().parse_known_args(argv)
+    check_json(asked)
+    if asked.json and asked.line is not None:
+        raise UserError("--json", "given beside --line", "leave one of them out")
     lines = _lines(asked.file, further, only=asked.line)
     if not lines and asked.line is not None:
         print(f"line {asked.line} of {asked.file} is empty or a comment: nothing to train")
@@ -93,6 +108,8 @@ def _run_lines(
             if wanted.finished() is None:
                 missing.append(number)
         return submit(asked.file, missing, further, jobs=asked.jobs)
+    if asked.json:
+        return _run_for_program(runs, jobs=asked.jobs or 1)
     return run(runs, jobs=asked.jobs or 1)
 
 
@@ -107,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     alone = "run this line alone, in this process: for a task of a job array"
     parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
+    what = "print what became of each run for a program; the lines go to standard error"
+    parser.add_argument("--json", action="store_true", help=what)
     return parser
 
 
@@ -156,6 +175,7 @@ def run(
     jobs: int,
     to: TextIO | None = None,
     after: Callable[[Wanted], None] | None = None,
+    outcomes: list[Outcome] | None = None,
 ) -> int:
     """Run what is missing, and print a line for each run when it has ended.
 
@@ -165,6 +185,7 @@ def run(
         to: Where the lines go; by default standard output.
         after: Called with each run that has ended well. If it raises, no others begin; those under
             way are waited for at the end of the process.
+        outcomes: A list that gets what became of each run.
 
     Returns:
         The worst status of a run.
@@ -174,6 +195,8 @@ def run(
     for outcome in run_all(runs, jobs):
         ended += 1
         worst = max(worst, outcome.status)
+        if outcomes is not None:
+            outcomes.append(outcome)
         print(f"{ended}/{len(runs)} {_line_of(outcome)}", file=to, flush=True)
         if after is not None and outcome.status == 0:
             after(outcome.wanted)
@@ -183,6 +206,61 @@ def run(
         print(f"stopped: {not_begun}; the same command goes on", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
+
+
+def _run_for_program(runs: Sequence[Wanted], *, jobs: int) -> int:
+    """As `run`, with lines on standard error, and an object for a program at the end."""
+    outcomes: list[Outcome] = []
+    status = run(runs, jobs=jobs, to=sys.stderr, outcomes=outcomes)
+
+    # In the order of the list, and not in that of their ends.
+    outcome_of = {outcome.wanted.identity: outcome for outcome in outcomes}
+    rows = [_numbers(wanted, outcome_of.get(wanted.identity)) for wanted in runs]
+    print_json({"status": status, "runs": rows})
+    return status
+
+
+def _numbers(wanted: Wanted, outcome: Outcome | None) -> dict[str, Any]:
+    """Return what became of a run as values for JSON.
+
+    Args:
+        wanted: The run.
+        outcome: What became of it; None if it has not begun.
+    """
+    numbers: dict[str, Any] = {
+        "command": shlex.join(["lightfed", *wanted.words]),
+        "name": wanted.name,
+        "state": "not begun",
+        "status": None,
+        "error": None,
+        "folder": None,
+        "seconds": None,
+        "algorithm": None,
+        "seed": None,
+        "metric": None,
+        "value": None,
+    }
+    if outcome is None:
+        return numbers
+
+    numbers["status"] = outcome.status
+    if outcome.seconds:
+        numbers["seconds"] = outcome.seconds
+    if outcome.status:
+        return numbers | {"state": "failed", "error": outcome.said}
+
+    folder = wanted.finished()
+    assert folder is not None, "status 0 is that of a finished run"
+    result = read(folder)
+    metric = primary_metric(result)
+    return numbers | {
+        "state": "finished" if outcome.seconds else "was finished",
+        "folder": str(folder),
+        "algorithm": result.algorithm,
+        "seed": result.seed,
+        "metric": metric,
+        "value": result.final(metric),
+    }
 
 
 def submit(file: Path, lines: Sequence[int], further: Sequence[str], *, jobs: int | None) -> int:

@@ -1,15 +1,23 @@
 """What commands print with --json is what the schemas of docs/json say."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from lightfed.cli import command_line
 from lightfed.cli.usage import COMMANDS
+from lightfed.cli.wanted import Wanted
+from lightfed.lab import sweep
+from lightfed.lab.results.run import read
+from lightfed.lab.runner import Outcome
+from lightfed.utils.json_output import print_json
+from tests.lab.test_sweep import check_here
 from tests.small import quiet
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -106,6 +114,148 @@ def test_a_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["metrics"][found["primary"]]["last"] == float(final[found["primary"]])
     assert found["costs"]["sent"] == found["costs"]["bytes_up"] + found["costs"]["bytes_down"]
     assert Path(found["page"]).is_file()
+
+
+def test_shared_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(["groups", "--config=mine.yaml", "--json"], capsys)
+    check(found, "groups")
+    assert found["groups"] == [{"name": "a", "clients": 2}, {"name": "b", "clients": 2}]
+    assert found["clients"] == 4
+
+    # The table of the same layers has the same numbers.
+    command_line.main(["groups", "--config=mine.yaml"])
+    text = capsys.readouterr().out
+    for chain in found["chains"]:
+        assert f"{chain['parameters']:,}" in text
+        assert chain["first"] in text
+    layers = [chain["last_layer"] - chain["first_layer"] + 1 for chain in found["chains"]]
+    assert all(number >= 1 for number in layers)
+
+
+def test_a_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", "--config=mine.yaml", "--trainer.name=shown", "--trainer.max_epochs=1"]
+    found = printed([*words, "--trainer.enable_page=true", "--json"], capsys)
+    check(found, "fit")
+    assert (found["run"], found["rounds"], found["finished"]) == ("runs/shown", 1, True)
+    assert printed(["report", "runs/shown", "--json"], capsys) == found
+
+    # A run that has finished before: there is nothing to train, and the same to say.
+    again = printed([*words, "--json", "--ckpt_path=last"], capsys)
+    assert again == found
+
+
+def test_what_code_prints_in_a_fit_is_not_in_the_object(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightfed.networks.cnn import Conv
+
+    forward = Conv.forward
+
+    def talkative(self: Any, x: Any) -> Any:
+        print("a step")
+        return forward(self, x)
+
+    monkeypatch.setattr(Conv, "forward", talkative)
+    words = ["fit", "--config=mine.yaml", "--trainer.name=talks", "--trainer.max_epochs=1"]
+    found = printed([*words, "--json"], capsys)
+    assert found["finished"]
+
+
+def test_a_fit_without_a_folder_has_nothing_to_say(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["fit", "--config=mine.yaml", "--trainer.fast_dev_run=true", "--json"])
+    assert ended.value.code == 2
+    printed_text = capsys.readouterr()
+    assert printed_text.out == ""
+    assert "--json: no run folder to read" in printed_text.err
+
+
+def test_a_sweep(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three runs one was finished, one fails, and one has not begun."""
+    fit = "fit --config=mine.yaml"
+    lines = [f"{fit} --trainer.name=a0 --model.optimizer.lr=0.1"]
+    lines += [f"{fit} --trainer.name=new{seed} --model.seed={seed}" for seed in (0, 1)]
+    Path("mine.sweep").write_text("\n".join(lines))
+
+    def run_all(runs: Sequence[Wanted], jobs: int) -> Iterator[Outcome]:
+        assert jobs == 2
+        yield Outcome(runs[1], 2, 1.5, "model.x: found; fix")
+        yield Outcome(runs[0], 0, 0.0, "")
+
+    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "run_all", run_all)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["sweep", "mine.sweep", "--json", "--jobs=2"])
+    found = json.loads(capsys.readouterr().out, parse_constant=_refuse)
+    check(found, "sweep")
+    assert ended.value.code == found["status"] == 130
+    assert [run["state"] for run in found["runs"]] == ["was finished", "failed", "not begun"]
+    finished, failed, _ = found["runs"]
+    assert (finished["folder"], finished["seconds"]) == ("runs/a0", None)
+    report = printed(["report", "runs/a0", "--json"], capsys)
+    assert finished["value"] == report["metrics"][finished["metric"]]["last"]
+    assert (failed["status"], failed["error"]) == (2, "model.x: found; fix")
+
+
+def test_a_study(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs are there; a value that is not finite is null."""
+    study = {
+        "title": "two rates",
+        "common": "mine.yaml",
+        "methods": {
+            "fast": {"trainer.name": "a", "model.optimizer.lr": 0.1},
+            "slow": {"trainer.name": "b", "model.optimizer.lr": 0.01},
+        },
+        "seeds": "0-1",
+        "metric": "global/accuracy",
+        "columns": ["global/accuracy", "train_loss"],
+        "claims": [{"better": "fast", "than": "slow", "metric": "train_loss"}],
+    }
+    Path("rates.yaml").write_text(yaml.safe_dump(study))
+
+    def run_all(runs: Sequence[Wanted], jobs: int) -> Iterator[Outcome]:
+        for wanted in runs:
+            command_line.main(list(wanted.words))
+            yield Outcome(wanted, 0, 1.0, "")
+
+    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "run_all", run_all)
+    found = printed(["study", "rates.yaml", "--json"], capsys)
+    check(found, "study")
+    (case,) = found["cases"]
+    assert case["seeds"] == [0, 1]
+    assert [method["name"] for method in case["methods"]] == ["fast", "slow"]
+
+    runs = {name: [read(f"runs/{name}{seed}") for seed in (0, 1)] for name in "ab"}
+    differences = [
+        a.final("train_loss") - b.final("train_loss") for a, b in zip(*runs.values(), strict=True)
+    ]
+    (claim,) = case["claims"]
+    assert claim["difference"] == pytest.approx(sum(differences) / 2)
+    assert claim["low"] < claim["difference"] < claim["high"]
+    for method, name in zip(case["methods"], "ab", strict=True):
+        finals = [run.final("global/accuracy") for run in runs[name]]
+        assert method["values"]["global/accuracy"]["mean"] == pytest.approx(sum(finals) / 2)
+        assert method["values"]["global/accuracy"]["seeds"] == 2
+        assert method["costs"]["bytes"] > 0
+        assert method["costs"]["virtual_seconds"] is None
+
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["study", "rates.yaml", "--json", "--slurm"])
+    assert ended.value.code == 2
+
+
+def test_numbers_that_are_not_finite_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf, "e": "nan"}})
+    found = json.loads(capsys.readouterr().out, parse_constant=_refuse)
+    assert found == {"a": None, "b": [None, 1.5], "c": {"d": None, "e": "nan"}}
 
 
 @pytest.mark.parametrize("target", [(), ("--target", "0.99")])

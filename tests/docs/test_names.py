@@ -51,6 +51,8 @@ FOREIGN = (torch, torch.nn, torch.optim, torch.distributed, L, L.callbacks, L.st
 NOT_OURS = {
     # Files that a reader writes.
     *("mine.py", "slurm/site.sh"),
+    # Files of a folder to share.
+    *("model.safetensors", "base/"),
     # Folders of pages that commands make.
     *("runs/compare/", "runs/comparison/"),
     # Beginnings of the names of metrics, and of columns.

@@ -1,26 +1,49 @@
 """Which groups share which layers, as text: the trie of a federation (`lightfed groups`)."""
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import lightning.pytorch as L
 
 from lightfed.algorithms.flexifed.prefix_trie import Node, Trie
 from lightfed.algorithms.flexifed.signature import layers_of
-from lightfed.local.client_group import ClientGroup, group_names
+from lightfed.local.client_group import ClientGroup
 from lightfed.models.build import DataSpec, blank
 
 _HEADS = ("layers", "clients", "parameters", "groups", "first layer", "last layer")
 _LEFT_ALIGNED = (0, 3, 4, 5)
 
 
-def groups_table(
+class Chain(NamedTuple):
+    """Consecutive layers that the same groups share.
+
+    Attributes:
+        first_layer: The number of the first layer, counted from 1.
+        last_layer: The number of the last one.
+        groups: The positions of the groups.
+        parameters: The number of parameters in all of its layers.
+        first: The first layer, as text.
+        last: The last layer, as text.
+        ancestors: The number of chains that come before it in all of its groups.
+    """
+
+    first_layer: int
+    last_layer: int
+    groups: tuple[int, ...]
+    parameters: int
+    first: str
+    last: str
+    ancestors: int
+
+
+def trie_of(
     groups: Sequence[ClientGroup],
     data: DataSpec,
     *,
     seed: int,
     prepare: Callable[[L.LightningModule, DataSpec], None] = lambda module, data: None,
-) -> str:
-    """Return the trie of a federation, with a line for each chain of layers that groups share.
+) -> Trie:
+    """Return the trie of a federation's groups.
 
     Args:
         groups: The client groups.
@@ -38,9 +61,63 @@ def groups_table(
         prepare(module, data)
         key = f"model.clients.{position}.model"
         layers_of_group[position] = layers_of(module, batch, key=key)
+    return Trie.build(layers_of_group)
 
-    counts = [group.count for group in groups]
-    return trie_table(Trie.build(layers_of_group), names=group_names(groups), counts=counts)
+
+def chains_of(trie: Trie) -> list[Chain]:
+    """Return the chains of a trie; one comes after the chain that it continues."""
+    nodes_of_chains = sorted(
+        _nodes_of_chains(trie), key=lambda nodes: (nodes[0].groups[0], nodes[0].depth)
+    )
+
+    chains = []
+    for nodes in nodes_of_chains:
+        first = nodes[0]
+        last = nodes[-1]
+        layers = trie.models[first.groups[0]]
+        chains.append(
+            Chain(
+                first_layer=first.depth + 1,
+                last_layer=last.depth + 1,
+                groups=first.groups,
+                parameters=sum(layers[node.depth].parameters for node in nodes),
+                first=layers[first.depth].text,
+                last=layers[last.depth].text,
+                ancestors=_number_of_ancestors(first, nodes_of_chains),
+            )
+        )
+    return chains
+
+
+def trie_numbers(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
+    """Return a trie for a program, as values for JSON.
+
+    Args:
+        trie: The trie of groups 0, 1, ...
+        names: The names of the groups.
+        counts: The number of clients of each group.
+    """
+    chains = []
+    for chain in chains_of(trie):
+        chains.append(
+            {
+                "first_layer": chain.first_layer,
+                "last_layer": chain.last_layer,
+                "clients": sum(counts[group] for group in chain.groups),
+                "groups": [names[group] for group in chain.groups],
+                "parameters": chain.parameters,
+                "first": chain.first,
+                "last": chain.last,
+            }
+        )
+    return {
+        "clients": sum(counts[group] for group in trie.groups),
+        "groups": [
+            {"name": names[group], "clients": counts[group]} for group in sorted(trie.groups)
+        ],
+        "architectures": len(trie.clusters()),
+        "chains": chains,
+    }
 
 
 def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> str:
@@ -51,25 +128,18 @@ def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> st
         names: The names of the groups.
         counts: The number of clients of each group.
     """
-    # Depth first: a chain comes after the one that it continues.
-    chains = sorted(_chains(trie), key=lambda chain: (chain[0].groups[0], chain[0].depth))
-
     lines: list[Sequence[str]] = [_HEADS]
-    for chain in chains:
-        first = chain[0]
-        last = chain[-1]
-        layers = trie.models[first.groups[0]]
-        parameters = sum(layers[node.depth].parameters for node in chain)
-
-        indent = "  " * _number_of_ancestors(first, chains)
+    for chain in chains_of(trie):
+        indent = "  " * chain.ancestors
+        has_several = chain.last_layer > chain.first_layer
         lines.append(
             (
-                indent + _span(first.depth + 1, last.depth + 1),
-                str(sum(counts[group] for group in first.groups)),
-                f"{parameters:,}",
-                ", ".join(names[group] for group in first.groups),
-                layers[first.depth].text,
-                layers[last.depth].text if len(chain) > 1 else "",
+                indent + _span(chain.first_layer, chain.last_layer),
+                str(sum(counts[group] for group in chain.groups)),
+                f"{chain.parameters:,}",
+                ", ".join(names[group] for group in chain.groups),
+                chain.first,
+                chain.last if has_several else "",
             )
         )
 
@@ -78,7 +148,7 @@ def trie_table(trie: Trie, *, names: Sequence[str], counts: Sequence[int]) -> st
     return f"{title}\n{aligned(lines, left=_LEFT_ALIGNED)}"
 
 
-def _chains(trie: Trie) -> list[list[Node]]:
+def _nodes_of_chains(trie: Trie) -> list[list[Node]]:
     """Return the nodes of a trie; consecutive ones with the same groups form one chain."""
     nodes_of_groups: dict[tuple[int, ...], list[Node]] = {}
     for node in trie.nodes:

@@ -8,6 +8,7 @@ from lightfed.lab.results.text import holders
 from lightfed.local.client_group import group_names
 from lightfed.trainer import FederatedTrainer
 from lightfed.utils.errors import UserError
+from lightfed.utils.json_output import print_json
 
 
 class PreviewTrainer(FederatedTrainer):
@@ -25,8 +26,6 @@ class PreviewTrainer(FederatedTrainer):
             datamodule: The FederatedDataModule.
             json: Print the numbers of all clients for a program (docs/scripts.md), not a table.
         """
-        from json import dumps
-
         datamodule.prepare(clients=model.num_clients, seed=model.seed, device=torch.device("cpu"))
         groups, *_ = model.dealt(datamodule, self)
 
@@ -39,27 +38,31 @@ class PreviewTrainer(FederatedTrainer):
         if len(set(models_of_clients)) == 1:
             models_of_clients = []
         if json:
-            print(dumps(datamodule.partition_.numbers(groups=models_of_clients), indent=1))
+            print_json(datamodule.partition_.numbers(groups=models_of_clients))
             return
         print(datamodule.partition_.table(groups=models_of_clients))
 
-    def groups(self, model: Federation, datamodule: FederatedDataModule) -> None:
+    def groups(
+        self, model: Federation, datamodule: FederatedDataModule, json: bool = False
+    ) -> None:
         """Print the layers that groups have in common (FlexiFed's trie), without training.
 
         Args:
             model: The Federation.
             datamodule: The FederatedDataModule, which gives the shape of a sample.
+            json: Print the layers for a program (docs/scripts.md), not a table.
         """
-        from lightfed.lab.previews.layer_groups import groups_table
+        from lightfed.lab.previews.layer_groups import trie_numbers, trie_of, trie_table
 
-        print(
-            groups_table(
-                model.groups,
-                datamodule,
-                seed=model.seed,
-                prepare=model.algorithm.prepare_module,
-            )
+        trie = trie_of(
+            model.groups, datamodule, seed=model.seed, prepare=model.algorithm.prepare_module
         )
+        names = group_names(model.groups)
+        counts = [group.count for group in model.groups]
+        if json:
+            print_json(trie_numbers(trie, names=names, counts=counts))
+        else:
+            print(trie_table(trie, names=names, counts=counts))
 
     def plan(
         self,
@@ -78,8 +81,6 @@ class PreviewTrainer(FederatedTrainer):
             rounds: The number of first rounds to plan.
             json: Print the numbers for a program (docs/scripts.md), not as text.
         """
-        from json import dumps
-
         from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
         from lightfed.lab.previews.plan import memory, plan_numbers, plan_text
 
@@ -100,6 +101,6 @@ class PreviewTrainer(FederatedTrainer):
         parts = memory(fleet, model.optimizer)
         chunks = datamodule.chunks
         if json:
-            print(dumps(plan_numbers(fleet, parts, rounds=rounds, chunks=chunks), indent=1))
+            print_json(plan_numbers(fleet, parts, rounds=rounds, chunks=chunks))
         else:
             print(plan_text(fleet, parts, rounds=rounds, chunks=chunks))

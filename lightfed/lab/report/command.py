@@ -1,7 +1,6 @@
 """`lightfed report`: the page of a run."""
 
 import argparse
-import json
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from lightfed.lab.drawing.files import FORMATS, TABLES, listed
 from lightfed.lab.report.page import build, numbers, print_summary
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import OneLineParser, UserError
+from lightfed.utils.json_output import print_json
 
 # The error about several folders names so many of them.
 MOST_SHOWN = 2
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     folder = read(options.run[0]).folder
     build(folder, formats=options.format, tables=options.table)
     if options.json:
-        print(json.dumps(numbers(read(folder)), indent=1))
+        print_json(numbers(read(folder)))
     else:
         print_summary(folder)
     return 0

@@ -15,7 +15,8 @@ from torchvision.models.vgg import make_layers
 
 from lightfed.algorithms.flexifed.prefix_trie import Node, Trie
 from lightfed.algorithms.flexifed.signature import Layer, layers_of
-from lightfed.lab.previews.layer_groups import groups_table, trie_table
+from lightfed.lab.previews import layer_groups
+from lightfed.lab.previews.layer_groups import trie_table
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.charcnn import CharCNN
 from lightfed.networks.cifar_resnet import CIFARResNet
@@ -228,7 +229,8 @@ def test_the_table_says_who_shares_what_of_the_modules_as_they_train() -> None:
         ClientGroup(1, partial(Net, 6), name="six"),
         ClientGroup(2, partial(Net, 5), name="2"),
     ]
-    text = groups_table(groups, Images(), seed=0, prepare=prepare)  # type: ignore[arg-type]
+    trie = layer_groups.trie_of(groups, Images(), seed=0, prepare=prepare)  # type: ignore[arg-type]
+    text = trie_table(trie, names=["five", "six", "2"], counts=[3, 1, 2])
     assert text.splitlines() == [
         "6 clients of 3 groups, 2 architectures",
         "layers  clients  parameters  groups        first layer        last layer",
