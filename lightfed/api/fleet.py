@@ -21,7 +21,7 @@ from lightfed.aggregation.weights import whole
 from lightfed.api.client_rows import copied, pickled
 from lightfed.api.failures import check
 from lightfed.api.fleet_state import FleetState
-from lightfed.distributed.placement import split
+from lightfed.distributed.placement import cut, split
 from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import Phase, SessionPlans
@@ -31,6 +31,9 @@ from lightfed.state.server_model import ServerModel, part_of
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
+
+# Rows of clients are copied together, to be written by one call, up to this many bytes.
+_SENT_TOGETHER = 1 << 20
 
 T = TypeVar("T")
 Weights = Literal["samples", "uniform"]
@@ -123,8 +126,18 @@ class Fleet(FleetState):
             if block is not None:
                 self.coverages.take(model, group, parts, block)
                 continue
-            for client in receivers:
-                self.coverages.take(model, group, parts, store.row(client))
+
+            # Rows that lie apart. Small ones are copied together, changed and written back, which
+            # takes one call instead of one for each client. Large ones would be copied for nothing.
+            together = _SENT_TOGETHER // store.row_bytes
+            if together < 2:
+                for client in receivers:
+                    self.coverages.take(model, group, parts, store.row(client))
+                continue
+            for some in cut(receivers, together):
+                copies = store.copy(some)
+                self.coverages.take(model, group, parts, copies)
+                store.put_block(some, copies)
 
     def train(
         self,

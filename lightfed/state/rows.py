@@ -565,6 +565,11 @@ class RowStore:
         self._floats[:] = row.floats
         self._integers[:] = row.integers
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row, with padding."""
+        return max(1, 4 * self.layout.size + 8 * self.layout.integers.size)
+
     def row(self, client: int) -> Row:
         """Return the client's row as views of the store."""
         slot = self.slots[client]

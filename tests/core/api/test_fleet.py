@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.fleet import Fleet
@@ -20,6 +21,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import LocalWork, RoundPlan
 from lightfed.networks.mlp import MLP
+from lightfed.state.rows import Row
 from lightfed.utils.errors import UserError
 from tests.core.distributed.threads import on_ranks
 from tests.small import CPU, Line, data_of, fleet_of, random_data, run_round
@@ -308,3 +310,39 @@ def test_a_module_with_an_optimiser_of_its_own_keeps_its_rate() -> None:
         run_round(fed, 0)
         trained.append(fed.row(0).floats[:2].tolist())
     assert trained == [[4.0, 2.0], [6.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("rows_together", "calls"), [(100, 1), (3, 2), (1, 4)], ids=["together", "in_parts", "alone"]
+)
+def test_a_part_of_the_model_goes_to_rows_that_lie_apart_in_few_calls(
+    monkeypatch: pytest.MonkeyPatch, rows_together: int, calls: int
+) -> None:
+    algorithm = LGFedAvg(global_layers=1)
+    fed = fleet_of([ClientGroup(9, mlp)], algorithm, random_data([3] * 9))
+    layout = fed.groups[0].layout
+    monkeypatch.setattr(
+        "lightfed.api.fleet._SENT_TOGETHER", rows_together * fed.groups[0].store.row_bytes
+    )
+    taken: list[Row] = []
+    take = fed.coverages.take
+
+    def counted(*arguments: Any) -> None:
+        taken.append(arguments[-1])
+        take(*arguments)
+
+    monkeypatch.setattr(fed.coverages, "take", counted)
+    before = {client: fed.row(client).clone() for client in range(9)}
+    algorithm.model.floats.fill_(7.0)
+    shared = {entry.name for entry in algorithm.model.layout.floats}
+
+    fed.send(algorithm.model, [0, 3, 4, 8])
+
+    assert len(taken) == calls
+    for client in range(9):
+        tensors = layout.floats.views(fed.row(client).floats)
+        own = layout.floats.views(before[client].floats)
+        for name, values in tensors.items():
+            is_sent = client in (0, 3, 4, 8) and name in shared
+            expected = torch.full_like(values, 7.0) if is_sent else own[name]
+            assert torch.equal(values, expected)
