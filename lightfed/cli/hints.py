@@ -101,12 +101,23 @@ def class_hint(name: str, annotation: Any) -> str:
     if base is not None and "Callable" in str(annotation):
         return f"name a {base.__name__} by class_path"
 
+    if isabstract(annotation):
+        # There are too many classes to list, and the type itself is none that can be given.
+        return _some_classes(annotation)
+
     # The bare names of classes: `Algorithm` instead of `lightfed.api.algorithm.Algorithm`.
     annotation_text = re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", plain_sentence(str(annotation)))
     hint = f"give {annotation_text}"
     if "Sequence[" in str(annotation):
         hint += ", as [one,other]"
     return hint
+
+
+def _some_classes(base: type) -> str:
+    """Return the first classes derived from an abstract class, and that a user can write one."""
+    names = ", ".join(sorted(set(_short_names(base))))
+    some = shorten(names, _LONGEST_LIST // 2, placeholder=" ...")
+    return f"name one, such as {some}, or a class of your own derived from {base.__name__}"
 
 
 def _short_names(base: type | None) -> list[str]:

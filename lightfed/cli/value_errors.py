@@ -155,9 +155,13 @@ def _unfinished_class(key: str, text: str) -> UserError | None:
         return None
 
     class_path = abstract[1]
+    # A bare name, such as `Algorithm`, is of one of lightfed's classes.
+    if "." not in class_path or class_path.startswith("lightfed."):
+        # The user wanted a class that is derived from this abstract one.
+        return None
+
     missing = sorted(getattr(resolve_name(class_path), "__abstractmethods__", ()))
-    if not missing or class_path.startswith("lightfed."):
-        # One of lightfed's abstract classes: the user wanted a class that is derived from it.
+    if not missing:
         return None
     found = f"{class_path} lacks {', '.join(missing)}"
     return UserError(key, found, fix="define it in the class")

@@ -1,6 +1,7 @@
 """Take and merge against a loop over elements; sums do not depend on how they are split."""
 
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -103,14 +104,15 @@ def test_a_merge_of_ranks_is_one_all_reduce_of_float64() -> None:
     assert sum(sent for _, sent in results) == 2 * (3 - 1) * 8 * layout.size
 
 
+@pytest.mark.parametrize("as_block", [False, True])
 def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
+    as_block: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = Layout.build([("w", (3, 5)), ("b", (3,))])
-    rows = [torch.full((layout.size,), float(k)) * layout.live() for k in range(5)]
-
-    def case_of(rows: list[Tensor]) -> Case:
-        return Case(layout, layout.new_row(), (), [Part(layout, row, 1.0, ()) for row in rows])
+    coverage = Coverage.build(layout, [layout])
+    rows = torch.arange(5.0)[:, None] * layout.live()
+    copies: list[weakref.ref[Tensor]] = []
+    copies_alive: list[int] = []
 
     class Elsewhere(Tensor):
         """Seems to lie on another device."""
@@ -118,13 +120,25 @@ def test_rows_that_lie_elsewhere_are_moved_a_few_at_a_time(
         device = torch.device("meta")
 
         def to(self, *_: object, **__: object) -> Tensor:
-            return self.as_subclass(Tensor)
+            copy = self.as_subclass(Tensor).clone()
+            copies.append(weakref.ref(copy))
+            copies_alive.append(sum(each() is not None for each in copies))
+            return copy
+
+    def merged(rows: Any) -> Tensor:
+        row = layout.new_row()
+        coverage.merge_(row, [0] * 5, range(5), rows, weights=[1.0] * 5)
+        return row
 
     monkeypatch.setattr(module, "HOST_ROWS", 2)
-    here = merge(case_of(rows))
-    elsewhere = merge(case_of([row.as_subclass(Elsewhere) for row in rows]))
+    here = merged(list(rows))
+    block = rows.as_subclass(Elsewhere)
+    elsewhere = merged(block if as_block else list(block))
     assert torch.equal(here, 2.0 * layout.live())
     assert torch.equal(elsewhere, here)
+    # Each row is copied once. A copy is gone before a third one is made.
+    assert len(copies) == 5
+    assert max(copies_alive) == 2
 
 
 def test_only_the_leading_tensors_are_covered_where_so_many_are_given() -> None:

@@ -104,6 +104,23 @@ def test_who_fails_receives_but_sends_nothing() -> None:
     assert not fleet.usable(BROKEN)
 
 
+@pytest.mark.parametrize("up", [3, [1, 2, 4, 8]])
+@pytest.mark.parametrize("down", [5, [10, 20, 40, 80]])
+def test_who_fails_is_charged_for_what_it_receives_alone(up: Any, down: Any) -> None:
+    fleet = picky_fleet(FedAvg())
+    fleet.open_round()
+    fleet.algorithm.round(fleet, 0)
+    before = fleet.ledger.totals.copy()
+
+    fleet.charge(range(4), up=up, down=down)
+
+    sent, received, flops = (fleet.ledger.totals - before).T.tolist()
+    each_up = [up] * 4 if isinstance(up, int) else up
+    assert sent == [0 if client == BROKEN else each_up[client] for client in range(4)]
+    assert received == ([down] * 4 if isinstance(down, int) else down)
+    assert flops == [0] * 4
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -223,7 +223,7 @@ NO_CLASSES = [
     edit("model.algorithm", "FedAvgg", "FedAvgg; did you mean FedAvg?"),
     edit("model.algorithm", "lightfed.algorithms.nothing.FedAvg", "did you mean FedAvg?"),
     edit("model.algorithm", "torch.optim.SGD", "torch.optim.SGD does not"),
-    edit("model.algorithm", {"mask": True}, "is abstract; known: "),
+    edit("model.algorithm", {"mask": True}, "or a class of your own derived from Algorithm"),
     edit("model.optimizer", of_class("torch.optim.SGDD"), "did you mean SGD?"),
     edit("model.optimizer", {"lr": 0.1}, "no class_path; known: "),
     edit(MODEL, of_class("Convv"), "Convv; did you mean Conv?"),

@@ -81,6 +81,33 @@ def test_a_mistake_is_one_line_that_names_its_key(
     assert contents(folder) == before
 
 
+ALGORITHMS = "; name one, such as APFL, "
+OWN = ", or a class of your own derived from Algorithm"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fragments"),
+    [
+        ("model.algorithm", {"mask": True}, ["is abstract", ALGORITHMS, OWN]),
+        ("model.algorithm", "Algorithm", ["Algorithm is abstract", ALGORITHMS, OWN]),
+        ("model.algorithm", "lightfed.Algorithm", ["is abstract", ALGORITHMS, OWN]),
+        ("model.algorithm", "Qqq", ["Qqq", ALGORITHMS, OWN]),
+        ("data.dataset", "Dataset", ["Dataset is abstract", "; known: ", "Digits"]),
+    ],
+)
+def test_who_names_an_abstract_class_is_told_which_are_none(
+    key: str,
+    value: Any,
+    fragments: Sequence[str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = the_error(edit(key, value, "").write(folder), capsys)
+    assert error.startswith(f"{key}: ")
+    for fragment in fragments:
+        assert fragment in error, error
+
+
 IMPORTS = {
     "import nothing_of_this_name\nclass Net: ...": "No module named 'nothing_of_this_name'",
     "class Net(:": "invalid syntax (own_net_1.py, line 1)",
