@@ -14,7 +14,7 @@ from torch import Tensor
 from lightfed.aggregation import coverage as module
 from lightfed.aggregation.coverage import Coverage
 from lightfed.distributed.collectives import Ranks
-from tests.core.aggregation.oracle import Case, Part, cases, coverage_of, merge, merged
+from tests.core.aggregation.oracle import Case, cases, coverage_of, merge, merged
 from tests.core.distributed import threads
 
 EPSILON = 2.0**-24  # half a unit in the last place of float32, relative
