@@ -116,7 +116,7 @@ def test_rows_are_replaced_tile_by_tile(kernels: torch.device, force: Force, wid
 def rule(neighbours: Neighbours) -> bool:
     from lightfed_kernels.gpu.masked_mean import shared
 
-    return shared(np.diff(neighbours.first.numpy()), neighbours.index.numpy(), element_size=4)
+    return shared(np.diff(neighbours.first.numpy()), neighbours.index.numpy())
 
 
 @pytest.mark.skipif(not INTERPRETED, reason=NOT_INTERPRETED)

@@ -5,7 +5,8 @@ and tile of columns. `mean_tile` has a program for every tile, which goes over a
 rows are read from memory once, and from the L1 cache after that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,13 @@ WARPS = 4
 # Receivers that a program of `mean_tile` has at a time, each with a warp.
 GROUP = 16
 
-# Bytes of a row in a tile of `mean_tile`, by the size of an element. Eight elements a thread share
-# the addresses and the mask word of a neighbor; eight of float64 would take too many registers.
-ROW_BYTES = {2: 512, 4: 1024, 8: 512}
+# Bytes of a row in a tile of `mean_tile`. With 1,024 of float32, eight elements a thread shared the
+# addresses and the mask word of a neighbor, but the tiles of 100 rows of two programs, 230 KB, did
+# not stay in L1: an H200 took as long as L2 needs to send every row to every receiver.
+ROW_BYTES = 512
 
-# The most bytes that the tiles of all rows may take: two programs fill an L1 cache of 256 KiB.
-ROOM = 120 * 2**10
+# The most bytes that the tiles of all rows may take: two programs share an L1 cache of 256 KiB.
+ROOM = 96 * 2**10
 
 # Bytes of a cache line, which the mask words of a row in a tile take.
 LINE = 128
@@ -180,8 +182,8 @@ def mean_tile(
         else:
             both = tl.zeros([GROUP, WORDS, 32], ACC)
 
-        # Unrolled, a program would take registers of a second one on its multiprocessor.
-        for k in tl.range(0, most, num_stages=1):
+        # Four rows are under way at once, and two programs still fit on a multiprocessor.
+        for k in tl.range(0, most, num_stages=1, loop_unroll_factor=4):
             # A shorter list reads on in the table, but nothing from where that points to.
             taken = (k < degree)[:, None]
             row = tl.multiple_of(tl.load(own + 2 * k).to(tl.pointer_type(DTYPE)), [16])
@@ -213,7 +215,7 @@ def mean_tile(
         tl.store(target[:, None, None] + elements, mean.to(DTYPE), mask=there[:, None, None])
 
 
-def shared(lengths: np.ndarray, chosen: np.ndarray, element_size: int) -> bool:
+def shared(lengths: np.ndarray, chosen: np.ndarray) -> bool:
     """Whether to launch `mean_tile` instead of `masked_mean`.
 
     It pays if receivers read at least twice as many rows as there are rows to read and to write, if
@@ -224,10 +226,9 @@ def shared(lengths: np.ndarray, chosen: np.ndarray, element_size: int) -> bool:
     Args:
         lengths: (R,) the lengths of the receivers' lists.
         chosen: The senders of all lists.
-        element_size: The bytes of an element.
     """
     rows_to_read = np.count_nonzero(np.bincount(chosen))
-    tiles_fit = rows_to_read * (ROW_BYTES[element_size] + LINE) <= ROOM
+    tiles_fit = rows_to_read * (ROW_BYTES + LINE) <= ROOM
     lists_are_alike = lengths.max() * len(lengths) <= 2 * len(chosen)
     are_read_often = len(chosen) >= 2 * (rows_to_read + len(lengths))
     return bool(tiles_fit and lists_are_alike and are_read_often)
@@ -263,16 +264,19 @@ def launch(
     """
     all_columns = (out if into is None else into).shape[1]
     width = out.shape[1]
-    lengths = np.diff(first.numpy())
-    chosen = index.numpy()
-
-    # The longest list, if the receivers share tiles; else 0.
-    most = 0
-    if weights is None and shared(lengths, chosen, out.element_size()):
-        most = int(lengths.max())
-
-    num_blocks = -(-all_columns // width)
-    tables = _tables(out, row_table, masks, receivers, first, chosen, num_blocks, most)
+    plan = _plan if index.nbytes <= _KEPT_BYTES else _plan.__wrapped__
+    tables, most = plan(
+        first.numpy().tobytes(),
+        index.numpy().tobytes(),
+        row_table.tobytes(),
+        _rows.addresses("masks", masks, multiple=4).tobytes(),
+        _rows.addresses("receivers", receivers, multiple=4).tobytes(),
+        share=shared if weights is None else None,
+        width=width,
+        num_blocks=-(-all_columns // width),
+        element_size=out.element_size(),
+        device=out.device,
+    )
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     wide_weights = None
     if weights is not None:
@@ -286,7 +290,7 @@ def launch(
         "COUNTED": bool(masks) and not over_neighbours,
         "KEPT": bool(receivers),
     }
-    words_of_shared_tile = ROW_BYTES[out.element_size()] // out.element_size() // 32
+    words_of_shared_tile = ROW_BYTES // out.element_size() // 32
     with on_device(out):
         for table, begin in zip(tables, range(0, all_columns, width), strict=True):
             n_words = min(width, all_columns - begin) // 32
@@ -304,50 +308,72 @@ def launch(
                 into[:, begin : begin + width].copy_(out[:, : all_columns - begin])
 
 
-def _tables(
-    out: Tensor,
-    row_table: np.ndarray,
-    masks: Sequence[Tensor],
-    receivers: Sequence[Tensor],
-    first: Tensor,
-    chosen: np.ndarray,
-    num_blocks: int,
-    most: int,
-) -> Tensor:
-    """Return the kernels' `table` of every block of columns, one a line, on the device.
+# Lists of more bytes are those of many receivers, whose neighbors change from round to round.
+_KEPT_BYTES = 2**16
 
-    They are all in one copy. From block to block, only the addresses move on.
+
+@lru_cache(maxsize=64)
+def _plan(
+    first: bytes,
+    index: bytes,
+    rows: bytes,
+    masks: bytes,
+    receivers: bytes,
+    *,
+    share: Callable[[np.ndarray, np.ndarray], bool] | None,
+    width: int,
+    num_blocks: int,
+    element_size: int,
+    device: torch.device,
+) -> tuple[Tensor, int]:
+    """Return what a launch reads, and whether receivers share tiles.
+
+    Rows mostly stay where they are, and then the host does nothing here. Arrays come as bytes of
+    int64, which are compared faster than they are made.
 
     Args:
-        out: As of `launch`, like the next four.
-        row_table: The addresses of the rows.
-        masks: The senders' masks.
-        receivers: The receivers' masks.
-        first: (R + 1,) where the list of every receiver begins.
-        chosen: The senders of all lists.
+        first: Where the list of every receiver begins.
+        index: The senders of all lists.
+        rows: The addresses of the rows.
+        masks: The addresses of the senders' masks; none without.
+        receivers: The addresses of the receivers' masks; none without.
+        share: Says whether receivers share tiles; None if they may not.
+        width: The columns of a block.
         num_blocks: The number of blocks.
-        most: The length of the longest list, if receivers share tiles; else 0.
+        element_size: The bytes of an element.
+        device: The device of the rows.
+
+    Returns:
+        The kernels' `table` of every block of columns, one a line, on the device, in one copy: from
+        block to block only the addresses move on. And the length of the longest list, if receivers
+        share tiles; else 0.
     """
-    width = out.shape[1]
+    begins, chosen, row_table, mask_table, receiver_masks = (
+        np.frombuffer(array, np.int64) for array in (first, index, rows, masks, receivers)
+    )
+    lengths = np.diff(begins)
+    most = 0
+    if share is not None and share(lengths, chosen):
+        most = int(lengths.max())
+
     edges = np.zeros((len(chosen), 2), np.int64)  # the addresses (row, mask) of every neighbor
     edges[:, 0] = row_table[chosen]
-    if masks:
-        edges[:, 1] = _rows.addresses("masks", masks, multiple=4)[chosen]
-    receiver_masks = _rows.addresses("receivers", receivers, multiple=4)
+    if len(mask_table):
+        edges[:, 1] = mask_table[chosen]
     beyond = np.zeros(2 * most, np.int64)
 
     # How many bytes further every address is in the next block.
-    row_step = width * out.element_size()
+    row_step = width * element_size
     mask_step = width // 8
-    edge_step = np.array([row_step, mask_step if masks else 0])
+    edge_step = np.array([row_step, mask_step if len(mask_table) else 0])
     steps = np.concatenate(
         [
-            first.numpy() * 0,
+            begins * 0,
             np.tile(edge_step, len(chosen)),
             np.full(len(receiver_masks), mask_step),
             beyond,
         ]
     )
     tables = np.arange(num_blocks)[:, None] * steps
-    tables += np.concatenate([first.numpy(), edges.ravel(), receiver_masks, beyond])
-    return _rows.resident(tables, out.device).view(tables.shape)
+    tables += np.concatenate([begins, edges.ravel(), receiver_masks, beyond])
+    return _rows.to_device(tables, device), most
