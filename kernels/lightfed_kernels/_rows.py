@@ -202,6 +202,30 @@ def to_device(table: np.ndarray, device: torch.device) -> Tensor:
     return host.to(device, non_blocking=True)
 
 
+def to_device_together(tables: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Copy several small tables to the device in one copy; the host does not wait for it.
+
+    Each begins at a multiple of 64 bytes, so that kernels see what they see in tables apart.
+    """
+    begins = []
+    size = 0
+    for table in tables:
+        begins.append(size)
+        size += -(-table.nbytes // 64) * 64
+
+    together = np.zeros(size, np.uint8)
+    for begin, table in zip(begins, tables, strict=True):
+        together[begin : begin + table.nbytes] = np.ascontiguousarray(table).ravel().view(np.uint8)
+    on_device = to_device(together, device)
+
+    parts = []
+    for begin, table in zip(begins, tables, strict=True):
+        dtype = torch.from_numpy(np.empty(0, table.dtype)).dtype
+        part = on_device[begin : begin + table.nbytes].view(dtype)
+        parts.append(part.view(table.shape))
+    return parts
+
+
 # The largest table, in bytes, that is worth keeping on the device. Larger ones are those of many
 # receivers, whose neighbors change from round to round.
 _KEPT_BYTES = 2**16

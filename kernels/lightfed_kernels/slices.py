@@ -12,6 +12,7 @@ tensors that all levels hold in full are joined. `Members` are the clients of on
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite, prod
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightfed_kernels._blocks import Block, Shape, block_of, check_names, fused, leading_run
-from lightfed_kernels._rows import to_device
+from lightfed_kernels._rows import to_device, to_device_together
 from lightfed_kernels.layout import Layout
 
 # Elements of a tile, the piece of a tensor that one program owns.
@@ -328,17 +329,26 @@ class Members:
         label_totals = np.zeros((num_levels, table.num_labels))
         np.add.at(label_totals, rank_of, weight_of[:, None] * holds)
 
-        device = table.device
+        on_device = to_device_together(
+            [
+                first,
+                weight_of[clients_in_tables],
+                totals,
+                _packed(holds[clients_in_tables]),
+                label_totals,
+            ],
+            table.device,
+        )
         return cls(
             table=table,
             clients=count,
             sizes=tuple(table.sources[levels[k]].size for k in local_clients),
             order=tuple(order),
-            first=to_device(first, device),
-            weights=to_device(weight_of[clients_in_tables], device),
-            totals=to_device(totals, device),
-            label_words=to_device(_packed(holds[clients_in_tables]), device),
-            label_totals=to_device(label_totals, device),
+            first=on_device[0],
+            weights=on_device[1],
+            totals=on_device[2],
+            label_words=on_device[3],
+            label_totals=on_device[4],
             widest=(
                 int(rank_of.min()),
                 int(ranks_in_tables.min(initial=num_levels - 1)),
@@ -391,17 +401,22 @@ def _held_labels(
     if len(labels) != count:
         raise ValueError(f"labels: {len(labels)} for {count} clients")
 
-    for client, labels_of_client in enumerate(labels):
-        if labels_of_client is None:
-            continue
-        index = np.asarray(labels_of_client, np.int64)
-        if index.size and (index.min() < 0 or index.max() >= table.num_labels):
-            raise ValueError(
-                f"labels: client {client} holds labels {index.min()} .. {index.max()}; "
-                f"there are 0 .. {table.num_labels - 1}"
-            )
-        holds[client] = False
-        holds[client, index] = True
+    # All clients at once: this is done for every merge, and takes longer than its launch.
+    given = {client: some for client, some in enumerate(labels) if some is not None}
+    label = np.fromiter(chain.from_iterable(given.values()), np.int64)
+    holder = np.repeat(
+        np.fromiter(given, np.int64), np.fromiter(map(len, given.values()), np.int64)
+    )
+    wrong = (label < 0) | (label >= table.num_labels)
+    if wrong.any():
+        client = int(holder[wrong.argmax()])
+        labels_of_client = label[holder == client]
+        raise ValueError(
+            f"labels: client {client} holds labels {labels_of_client.min()} .. "
+            f"{labels_of_client.max()}; there are 0 .. {table.num_labels - 1}"
+        )
+    holds[list(given)] = False
+    holds[holder, label] = True
     return holds
 
 

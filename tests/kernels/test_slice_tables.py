@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from lightfed_kernels import (
     Layout,
     Members,
     SliceTable,
+    _rows,
     slice_finish_,
     slice_merge_,
     slice_sum,
@@ -286,3 +288,23 @@ def test_a_compiled_program_merges_and_takes() -> None:
 
     compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*operands()), program(*operands()))
+
+
+def test_the_tables_of_a_merge_are_sent_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apart they have five, each from memory that is pinned for it."""
+    sent: list[np.ndarray] = []
+    real = _rows.to_device
+
+    def noted(table: np.ndarray, device: torch.device) -> Tensor:
+        sent.append(table)
+        return real(table, device)
+
+    monkeypatch.setattr(_rows, "to_device", noted)
+    members = Members.build(LABELS, [0, 0, 0], weights=[1.0, 0.0, 2.0], labels=[[0, 5], None, []])
+    assert len(sent) == 1
+    assert members.weights.tolist() == [1.0, 2.0]
+    assert members.totals.sum() == 3.0
+    assert members.label_words.tolist() == [[0b100001], [0]]
+    assert members.label_totals.sum(0).tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    for table in (members.first, members.weights, members.totals, members.label_words):
+        assert (table.data_ptr() - members.first.data_ptr()) % 64 == 0
