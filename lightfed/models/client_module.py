@@ -48,6 +48,8 @@ class ClientModule(NetworkClient):
         num_classes: The number of classes C.
     """
 
+    sequence = "net"  # the only part that the forward pass calls; see lightfed.packs.stacked
+
     def __init__(self, net: nn.Module, *, num_classes: int) -> None:
         super().__init__(net)
         self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)

@@ -22,6 +22,7 @@ class MLP(nn.Module):
     """
 
     packs = True  # see lightfed.packs.packing
+    sequence = "layers"  # the only part that the forward pass calls; see lightfed.packs.stacked
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 copy images between layers. These layers get a forward of their own for the time of a pass.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -67,6 +67,18 @@ def scatter(layout: ModelLayout, values: Mapping[str, Tensor], rows: Row) -> Non
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
+# Layers that act on every element alone: they take the samples of K clients as they are.
+_ELEMENTWISE = (
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+)
+
 # Activations whose result is the same whether or not it overwrites their input.
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU)
 
@@ -92,6 +104,9 @@ class Places:
         pools: Max-pooling of images.
         in_place: Activations that overwrite their input, which `known` modules can do without. To
             `vmap` the input is a view, for which autograd would make four copies in each.
+        chain: The layers of a module that is `known`, if they follow each other and can do without
+            `vmap`; each with the names of its weight and bias, which are empty for other layers
+            than linear ones. None for any other module.
     """
 
     def __init__(
@@ -133,6 +148,39 @@ class Places:
                 self.pools.append(layer)
             elif known and type(layer) in _ACTIVATIONS and layer.inplace:
                 self.in_place.append(layer)
+
+        self.chain = self._find_chain(module, stacked_names) if known else None
+
+    def _find_chain(
+        self, module: nn.Module, stacked_names: Collection[str]
+    ) -> list[tuple[nn.Module, str, str]] | None:
+        """Return what `chain` is.
+
+        Args:
+            module: The module.
+            stacked_names: Names of the tensors that every client has its own values of.
+        """
+        layers = layers_in_sequence(module)
+        if not layers:
+            return None
+
+        names_of = {id(layer): (weight, bias) for layer, weight, bias in self.linear}
+        chain: list[tuple[nn.Module, str, str]] = []
+        for layer in layers:
+            if type(layer) is nn.Linear:
+                weight, bias = names_of.get(id(layer), ("", ""))
+                if not weight or (layer.bias is not None and bias not in stacked_names):
+                    return None  # a part of it is frozen: there is one for all clients
+                chain.append((layer, weight, bias))
+            elif type(layer) is nn.Flatten:
+                if (layer.start_dim, layer.end_dim) != (1, -1):
+                    return None
+                chain.append((layer, "", ""))
+            elif type(layer) in _ELEMENTWISE and not getattr(layer, "inplace", False):
+                chain.append((layer, "", ""))
+            else:
+                return None
+        return chain
 
     def constants(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return ones and zeros, (C,) each, as weights of batch normalization; made once.
@@ -183,11 +231,17 @@ def forward(
     Returns:
         The outputs, each of shape (K, ...).
     """
-    lazy_load_decompositions()
     tensors = values if shared is None else {**values, **shared}
     if places is None:
         places = Places(module, tensors)
 
+    if places.chain is not None:
+        (samples,) = inputs
+        begins_flat = samples.dim() == 3 or type(places.chain[0][0]) is nn.Flatten
+        if begins_flat:
+            return _run_chain(places.chain, values, samples)
+
+    lazy_load_decompositions()
     clients = len(next(iter(values.values())))
     originals = [home[key] for _, home, key in places.homes]
     replaced_layers: list[nn.Module] = []
@@ -255,6 +309,73 @@ def _replace_forwards(
         replaced_layers.append(pool)
 
 
+def layers_in_sequence(module: nn.Module) -> list[nn.Module] | None:
+    """Return the layers that a module calls one after the other; None if it does anything else.
+
+    A network of this package names its only part that is called as `sequence`. Layers with hooks,
+    or with another forward, are not looked into: what they do is not known.
+    """
+    if has_hooks(module) or "forward" in vars(module):
+        return None
+    if type(module) is nn.Sequential:
+        parts = list(module)
+    elif "sequence" in vars(type(module)):
+        parts = [module.get_submodule(vars(type(module))["sequence"])]
+    else:
+        return [module]
+
+    layers = []
+    for part in parts:
+        layers_of_part = layers_in_sequence(part)
+        if layers_of_part is None:
+            return None
+        layers += layers_of_part
+    return layers
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Return whether anything is called before or after the forward pass of a layer."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _run_chain(
+    chain: Sequence[tuple[nn.Module, str, str]], values: Views, samples: Tensor
+) -> Tensor:
+    """Return what the layers of a chain return for K clients.
+
+    The operators are those that `vmap` would call. Its own Python code takes as long as they do,
+    with small layers.
+
+    Args:
+        chain: See `Places.chain`.
+        values: Parameters by name, (K, *shape).
+        samples: (K, B, in), or (K, B, *shape) if the first layer flattens them.
+    """
+    x = samples
+    for layer, weight, bias in chain:
+        if weight:
+            x = _products(values[weight], values.get(bias), x)
+        elif type(layer) is nn.Flatten:
+            x = x.flatten(2)
+        else:
+            x = layer(x)
+    return x
+
+
+def _products(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Return what a linear layer returns for K clients.
+
+    Args:
+        weight: (K, out, in).
+        bias: (K, out), or None.
+        x: (K, B, in).
+    """
+    transposed = weight.transpose(1, 2)
+    if bias is None:
+        return torch.bmm(x, transposed)
+    return torch.baddbmm(bias[:, None], x, transposed)
+
+
 def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tensor:
     """Return what a linear layer returns for every client, by one product.
 
@@ -271,12 +392,7 @@ def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tenso
         return F.linear(x, _add_batch_dim(weight, 0, level), batched_bias)
 
     stacked_x = get_unwrapped(x).movedim(maybe_get_bdim(x), 0)  # (K, B, in)
-    transposed = weight.transpose(1, 2)
-    if bias is None:
-        y = torch.bmm(stacked_x, transposed)
-    else:
-        y = torch.baddbmm(bias[:, None], stacked_x, transposed)
-    return _add_batch_dim(y, 0, level)
+    return _add_batch_dim(_products(weight, bias, stacked_x), 0, level)
 
 
 def _merged_channels(level: int, x: Tensor) -> Tensor | None:

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import drop_statistics
-from lightfed.networks import Conv, LeNet, PreActResNet, SimpleCNN
+from lightfed.models.client_module import ClientModule
+from lightfed.networks import MLP, Conv, LeNet, PreActResNet, SimpleCNN
 from lightfed.packs import stacked
 from tests.packs.federations import CLIENTS, fleet
 from tests.small import run_round
@@ -59,7 +60,16 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(),
         nn.LazyLinear(3),
     ),
+    "mlp": lambda: MLP(3, (1, 16, 16), hidden=(8, 12)),
+    "lines": lambda: nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(256, 8, bias=False), nn.GELU()),
+        nn.Linear(8, 8),
+        nn.Flatten(),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    ),
 }
+CHAINS = ("mlp", "lines")  # of these networks
 
 
 def trained(
@@ -100,6 +110,7 @@ def test_layers_of_our_own_have_the_bits_of_vmap(name: str, layout: torch.memory
     network = NETWORKS[name]().train()
     x = torch.randn(K * B, 1, size, size)
     network(x[:B])  # makes a lazy layer
+    in_place = [getattr(layer, "inplace", None) for layer in network.modules()]
     batch = x.to(memory_format=layout).unflatten(0, (K, B))
     outputs, gradients, launches = trained(network, batch, plain=False)
     plain_outputs, plain_gradients, plain_launches = trained(network, batch, plain=True)
@@ -110,9 +121,67 @@ def test_layers_of_our_own_have_the_bits_of_vmap(name: str, layout: torch.memory
     assert sum(launches.values()) <= sum(plain_launches.values())
 
     # The network is as it was.
-    for layer in network.modules():
-        assert "forward" not in vars(layer)
-        assert getattr(layer, "inplace", True) or not isinstance(layer, nn.ReLU)
+    assert not any("forward" in vars(layer) for layer in network.modules())
+    assert [getattr(layer, "inplace", None) for layer in network.modules()] == in_place
+
+
+def chain_of(network: nn.Module) -> Any:
+    names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    return stacked.Places(network, names, known=True).chain
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_lines_and_activations_do_without_vmap(name: str) -> None:
+    network = NETWORKS[name]()
+    assert (chain_of(network) is not None) == (name in CHAINS)
+    assert (chain_of(ClientModule(network, num_classes=3)) is not None) == (name in CHAINS)
+
+
+def hooked() -> nn.Module:
+    network = MLP(3, (1, 16, 16), hidden=(8,))
+    network.layers[2].register_forward_hook(lambda *_: None)
+    return network
+
+
+def frozen(name: str) -> nn.Module:
+    network = MLP(3, (1, 16, 16), hidden=(8,))
+    network.get_parameter(name).requires_grad_(False)
+    return network
+
+
+class Doubled(MLP):
+    """Calls its layers, and does more."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        hooked,
+        lambda: frozen("layers.1.weight"),
+        lambda: frozen("layers.1.bias"),
+        lambda: Doubled(3, (1, 16, 16)),
+        lambda: MLP(3, (1, 16, 16), hidden=(8,), dropout=0.5),
+        lambda: nn.Sequential(nn.Flatten(2), nn.Linear(256, 3)),
+        lambda: nn.Sequential(nn.Linear(16, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)),
+    ],
+)
+def test_what_is_more_than_a_chain_goes_through_vmap(build: Callable[[], nn.Module]) -> None:
+    assert chain_of(build()) is None
+
+
+def test_lines_on_more_than_one_axis_go_through_vmap() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = torch.randn(K, B, 4, 16)
+    outputs, gradients, _ = trained(network, x, plain=False)
+    plain_outputs, plain_gradients, _ = trained(network, x, plain=True)
+
+    assert torch.equal(outputs, plain_outputs)
+    assert all(torch.equal(gradients[name], plain_gradients[name]) for name in gradients)
 
 
 @pytest.mark.parametrize("name", ["conv", "preactivated", "simple"])
