@@ -171,9 +171,12 @@ class Stepper:
         box: Bounds that steppers with a projection keep every parameter in; None for none.
         scheduled: Settings of every parameter group in this round besides the learning rate, by the
             schedule of the run, such as the momentum of OneCycleLR.
+        keeps_gradients: Whether gradients have to lie in `grad` for a while, where code that is not
+            of this package could look for them.
     """
 
     box: tuple[float, float] | None = None
+    keeps_gradients: bool = True
     scheduled: Mapping[str, Any] = {}
 
     def __init__(
@@ -189,6 +192,7 @@ class Stepper:
         self.schedulers = schedulers
         self.rate: float = optimizer.param_groups[0]["lr"] if rate is None else rate
         self._params = parameters_of(optimizer)
+        self._all_parameters = tuple(self._params)
         self._state = OptimizerState(optimizer)
         self._initial_schedules = [deepcopy(s.scheduler.state_dict()) for s in schedulers]
         self._seed_of_backward = torch.ones(())
@@ -196,6 +200,7 @@ class Stepper:
         # Of a session.
         self._steps_done = {"step": 0, "epoch": 0}  # for schedulers with a frequency
         self._takes_plain_steps = False
+        self._takes_direct_steps = False
         self._trained: Sequence[Tensor] = ()  # empty for all
         self._row = torch.empty(0)
         self._values: Params = []
@@ -242,6 +247,13 @@ class Stepper:
             config.scheduler.load_state_dict(deepcopy(state))
         self._steps_done = {"step": 0, "epoch": 0}
         self._takes_plain_steps = not self.schedulers and is_plain_sgd(self.optimizer)
+        adjusts = bool(self._anchors or self._decays) or self.clipping is not None
+        self._takes_direct_steps = (
+            self._takes_plain_steps
+            and not adjusts
+            and not self.keeps_gradients
+            and all(p.requires_grad for p in self._params)  # torch returns no others
+        )
 
     def train_only(self, parameters: Sequence[Tensor]) -> None:
         """Freeze all other parameters, with their optimizer state, until the next call or session.
@@ -258,6 +270,10 @@ class Stepper:
             loss: A tensor with one element.
             hook: Can change the gradient, of shape (P,), before clipping; None for none.
         """
+        if self._takes_direct_steps and hook is None:
+            self._direct_step(loss)
+            return
+
         self._backward(loss)
         if hook is not None or self._anchors or self._decays or self.clipping is not None:
             self._adjust_gradients(hook)
@@ -285,22 +301,47 @@ class Stepper:
         with torch.no_grad():
             torch._foreach_add_(self._values, grads, alpha=-learning_rate)
 
+    def _direct_step(self, loss: Tensor) -> None:
+        """Do the same with gradients that were never in `grad`: a twentieth of a small step."""
+        parameters = self._trained or self._all_parameters
+        values = [p.detach() for p in self._trained] if self._trained else self._values
+        grads = self._backward(loss, parameters)
+        if all(grad is not None and not grad.is_sparse for grad in grads):
+            learning_rate = self.optimizer.param_groups[0]["lr"]
+            torch._foreach_add_(values, grads, alpha=-learning_rate)
+            return
+
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad
+        self.optimizer.step()
+        for p in parameters:
+            p.grad = None
+
     def skip(self) -> None:
         """Pass over a batch without a loss: only schedulers go on, as in Lightning."""
         if self.schedulers:
             self.schedule("step")
 
-    def _backward(self, loss: Tensor) -> None:
+    def _backward(self, loss: Tensor, returned: Sequence[Tensor] = ()) -> Sequence[Any]:
         """Do what `loss.backward()` does, without its Python overhead.
 
         That is a tenth of the step of a small model.
+
+        Args:
+            loss: A tensor with one element.
+            returned: Parameters whose gradients are returned, None for those that the loss does not
+                depend on. By default the gradients of all that are trained are added to `grad`.
         """
         seed = self._seed_of_backward
         if seed.dtype != loss.dtype or seed.device != loss.device:
             seed = torch.ones((), dtype=loss.dtype, device=loss.device)
             self._seed_of_backward = seed
         scalar = loss if loss.dim() == 0 else loss.reshape(())
-        run_backward((scalar,), (seed,), False, False, self._trained, True, accumulate_grad=True)
+        inputs = returned or self._trained
+        grads: Sequence[Any] = run_backward(
+            (scalar,), (seed,), False, False, inputs, True, accumulate_grad=not returned
+        )
+        return grads
 
     def finish(self) -> None:
         """End a session: store the state that `proximal` carries.

@@ -77,6 +77,8 @@ class Training:
             stepper = steps.stepper
             state.takes_lr = steps.takes_lr
             state.optimizer = stepper.optimizer
+            callbacks = () if state.trainer is None else state.trainer.callbacks
+            stepper.keeps_gradients = bool(callbacks) or not state.group.is_ours
             if steps.configure is None:
                 self._check_kept(stepper)
             elif state.packing.most > 1:
@@ -283,6 +285,8 @@ class Training:
         A pack of which one session is missing runs again as a whole.
         """
         plan = self._fleet.plan
+        if not plan.known:
+            return False  # as in most rounds
         members = self._pack_of.get(client, [client])
         return self.calls == plan.call and all(member in plan.known for member in members)
 

@@ -76,9 +76,10 @@ class ClientModule(NetworkClient):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x, y = batch
-        losses = getattr(self.net, "losses", None)
+        net = self.net
+        losses = getattr(net, "losses", None)
         if losses is None:
-            return F.cross_entropy(self.net(x), y)
+            return F.cross_entropy(net(x), y)
         return torch.stack(list(losses(x, y).values())).sum()
 
     @override

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.local.logbook import check_mean
+from lightfed.local.optimizer import run_backward
 from lightfed.local.session import Autocast
 from lightfed.packs import stacked
 from lightfed.packs.known_layers import has_known_loss
@@ -119,7 +120,10 @@ class PackForward:
             self._ones = torch.ones_like(losses)
 
         # The gradient of each client's loss is its own: no loss depends on another client's model.
-        gradients = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
+        # This is what torch.autograd.grad calls, with less Python.
+        gradients: Sequence[Tensor | None] = run_backward(
+            (losses,), (self._ones,), False, False, tuple(leaves), True, accumulate_grad=False
+        )
         return losses.detach(), logged, list(gradients)
 
     def _find_places(self, names: Sequence[str]) -> stacked.Places:

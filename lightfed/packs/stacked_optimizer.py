@@ -45,6 +45,7 @@ class StackedOptimizer:
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor], rate: float) -> None:
         self._kind: Any = type(optimizer)
         self._rate = rate
+        self._optimizer: Optimizer | None = None
         self.leaves: list[nn.Parameter] = []
         self._momenta: list[Tensor | None] = []
         self._takes_plain_steps = False
@@ -84,18 +85,37 @@ class StackedOptimizer:
             group["params"] = [self.leaves[i] for i in positions]
             group["lr"] = rate_of(settings["lr"], self._rate, lr)
             groups.append(group)
-        self._optimizer: Optimizer = self._kind(groups, **self._defaults)
+        self._begin(groups)
 
-        self._takes_plain_steps = is_plain_sgd(self._optimizer)
+        self._takes_plain_steps = is_plain_sgd(self.optimizer)
         if momenta is not None and self._kind is optim.SGD:
             for leaf, momentum in zip(self.leaves, momenta, strict=True):
-                self._optimizer.state[leaf]["momentum_buffer"] = momentum
+                self.optimizer.state[leaf]["momentum_buffer"] = momentum
+
+    def _begin(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Give the optimizer other parameters and settings, and no state.
+
+        To make one takes as long as several steps of small layers.
+        """
+        if self._optimizer is None:
+            self._optimizer = self._kind(groups, **self._defaults)
+            return
+
+        self._optimizer.state.clear()
+        for of_last_session, group in zip(self._optimizer.param_groups, groups, strict=True):
+            of_last_session.update(group)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of the leaves, in a session."""
+        assert self._optimizer is not None, "no session has begun"
+        return self._optimizer
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
         self._note_momenta()
         for leaf in self.leaves:
-            state = self._optimizer.state[leaf]
+            state = self.optimizer.state[leaf]
             for name, value in state.items():
                 # Other state, such as a counter of steps, is one for all clients.
                 if isinstance(value, Tensor) and value.shape == leaf.shape:
@@ -111,7 +131,7 @@ class StackedOptimizer:
         used_grads = [gradient for gradient in grads if gradient is not None]
         if self._takes_plain_steps and len(used_grads) == len(self.leaves):
             # What the step of plain SGD does, without its Python overhead.
-            learning_rate = self._optimizer.param_groups[0]["lr"]
+            learning_rate = self.optimizer.param_groups[0]["lr"]
             leaves: list[Tensor] = [*self.leaves]
             with torch.no_grad():
                 torch._foreach_add_(leaves, used_grads, alpha=-learning_rate)
@@ -119,7 +139,7 @@ class StackedOptimizer:
 
         for leaf, gradient in zip(self.leaves, grads, strict=True):
             leaf.grad = gradient
-        self._optimizer.step()
+        self.optimizer.step()
 
     def finish(self) -> None:
         """End the sessions: after this the values must hold the models."""
@@ -136,7 +156,7 @@ class StackedOptimizer:
         """
         for i, leaf in enumerate(self.leaves):
             if self._momenta[i] is None:
-                self._momenta[i] = self._optimizer.state[leaf].get("momentum_buffer")
+                self._momenta[i] = self.optimizer.state[leaf].get("momentum_buffer")
 
 
 def clipped(clipping: Clipping, grads: Sequence[Tensor], used: Sequence[int]) -> list[Tensor]:

@@ -81,3 +81,25 @@ def test_plain_sgd_does_not_call_torchs_optimizer(monkeypatch: pytest.MonkeyPatc
     stacked.step(values(1))
     assert calls == []
     assert torch.equal(tensors[0], values(0)[0].add(values(1)[0], alpha=-0.3))
+
+
+@pytest.mark.parametrize("build", [SGD, partial(SGD, momentum=0.9, dampening=0.5), Adam])
+def test_a_session_keeps_nothing_of_the_one_before(build: Callable[..., Optimizer]) -> None:
+    template = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    used = StackedOptimizer(build(template, lr=0.3), template, rate=0.3)
+    used.start(values(7), lr=0.1, momenta=values(8))
+    used.narrow(CLIENTS - 2)
+    used.step([gradient[: CLIENTS - 2] for gradient in values(9)])
+    used.finish()
+
+    new = StackedOptimizer(build(template, lr=0.3), template, rate=0.3)
+    trained = []
+    for stacked in (used, new):
+        tensors = values(0)
+        stacked.start(tensors, lr=None, momenta=None)
+        for step in range(2):
+            stacked.step(list(values(1 + step)))
+        stacked.finish()
+        trained.append(tensors)
+
+    assert all(torch.equal(one, other) for one, other in zip(*trained, strict=True))

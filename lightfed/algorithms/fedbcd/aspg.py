@@ -151,7 +151,7 @@ class StackedASPG(StackedOptimizer):
         self, values: Sequence[Tensor], *, lr: float | None, momenta: Sequence[Tensor] | None
     ) -> None:
         super().start(values, lr=lr, momenta=None)
-        (group,) = self._optimizer.param_groups
+        (group,) = self.optimizer.param_groups
         self._lr = group["lr"]
         self._zeta = group["momentum"]
         self._box = group["box"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -35,10 +36,14 @@ SGDS = {
 
 
 @pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("keeps_gradients", [False, True])
 @pytest.mark.parametrize("settings", SGDS.values(), ids=SGDS)
-def test_the_sgd_stepper_is_torchs_sgd(settings: dict[str, Any], unused: bool) -> None:
+def test_the_sgd_stepper_is_torchs_sgd(
+    settings: dict[str, Any], keeps_gradients: bool, unused: bool
+) -> None:
     net, twin = net_of(), net_of()
     stepper = make(SGD(net.parameters(), lr=0.05, **settings))
+    stepper.keeps_gradients = keeps_gradients
     reset(stepper, net)
     run_stepper(net, stepper, 6, unused=unused)
     run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 6, unused=unused)
@@ -127,22 +132,25 @@ def test_every_network_has_a_norm_of_its_own(unused: bool, build: Callable[..., 
     assert not torch.equal(whole.head.weight, net.head.weight)
 
 
-def test_parameters_that_need_no_gradient_are_left_alone() -> None:
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.1}])
+def test_parameters_that_need_no_gradient_are_left_alone(settings: dict[str, Any]) -> None:
     """`SGD(self.parameters())` over a module with a frozen part is what users write."""
     net, twin = net_of(), net_of()
     for model in (net, twin):
         model.body.requires_grad_(False)
-    stepper = make(SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1))
+    stepper = make(SGD(net.parameters(), lr=0.05, **settings))
+    stepper.keeps_gradients = False
     reset(stepper, net)
     run_stepper(net, stepper, 3)
-    run_torch(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1), 3)
+    run_torch(twin, SGD(twin.parameters(), lr=0.05, **settings), 3)
     assert_equal(net, twin)
 
 
-@pytest.mark.parametrize("build", [partial(SGD, momentum=0.9, weight_decay=0.1), Adam])
+@pytest.mark.parametrize("build", [SGD, partial(SGD, momentum=0.9, weight_decay=0.1), Adam])
 def test_frozen_parameters_keep_their_momentum(build: Callable[..., Optimizer]) -> None:
     net, twin = net_of(), net_of()
     stepper, optimizer = make(build(net.parameters(), lr=0.05)), build(twin.parameters(), lr=0.05)
+    stepper.keeps_gradients = False
     reset(stepper, net)
     for part in ("head", "body", "head"):
         stepper.train_only([*net.get_submodule(part).parameters()])
@@ -203,6 +211,7 @@ def test_plain_sgd_steps_as_torch_does_and_calls_whoever_listens(listens: str) -
     expected_unused = unused.detach().clone()
     of_torch = SGD([expected_weight], lr=0.3)
     stepper = Stepper(optimizer, None)
+    stepper.keeps_gradients = listens == "nobody"
     try:
         stepper.reset(None, row, None)
         for factor in (1.0, -2.0, 0.5):
@@ -217,3 +226,24 @@ def test_plain_sgd_steps_as_torch_does_and_calls_whoever_listens(listens: str) -
     assert torch.equal(row[:4].view(2, 2), expected_weight)
     assert torch.equal(row[4:], expected_unused)
     assert len(calls) == (0 if listens == "nobody" else 3)
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.5}])
+def test_sparse_gradients_step_as_by_torch(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    row = torch.randn(12)
+    weight = nn.Parameter(row.view(4, 3))
+    expected = nn.Parameter(row.clone().view(4, 3))
+    of_torch = SGD([expected], **settings)
+    stepper = Stepper(SGD([weight], **settings), None)
+    stepper.keeps_gradients = False
+    stepper.reset(None, row, None)
+
+    words = torch.tensor([1, 3, 1])
+    for _ in range(2):
+        stepper.step(F.embedding(words, weight, sparse=True).square().sum(), None)
+        of_torch.zero_grad()
+        F.embedding(words, expected, sparse=True).square().sum().backward()
+        of_torch.step()
+
+    assert torch.equal(row.view(4, 3), expected)

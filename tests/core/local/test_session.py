@@ -26,7 +26,7 @@ from lightfed.local.session import LocalSession, Runtime, Work
 from lightfed.networks.mlp import MLP
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.utils.rng import derive_seed, torch_generator
-from tests.small import fit, random_data, row_held, state_dict
+from tests.small import fit, fleet_of, random_data, row_held, run_round, state_dict
 
 SEED = 5
 EPOCHS: list[tuple[int, int]] = []  # what the module of a test sees
@@ -248,3 +248,32 @@ def test_the_train_loss_is_the_mean_over_samples() -> None:
 )
 def test_the_size_of_a_batch_is_that_of_its_first_tensor(batch: Any) -> None:
     assert batch_size(batch) == 3
+
+
+FOUND: list[bool] = []  # whether a step has found the gradient of its own tensor
+
+
+class Perturbed(L.LightningModule):
+    """Trains against a perturbation, whose gradient a step leaves for the next one."""
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.net = nn.Linear(input_shape[0], num_classes)
+        self.delta = torch.zeros(input_shape, requires_grad=True)
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        FOUND.append(self.delta.grad is not None)
+        if self.delta.grad is not None:
+            self.delta.data += 0.1 * self.delta.grad.sign()
+            self.delta.grad = None
+        return F.cross_entropy(self.net(x + self.delta), y)
+
+
+def test_a_users_step_finds_the_gradients_of_its_own_tensors() -> None:
+    data = random_data([8], features=4, batch_size=2)
+    fleet = fleet_of([ClientGroup(1, Perturbed)], FedAvg(), data)
+    FOUND.clear()
+    run_round(fleet, 0)
+    assert FOUND == [False, True, True, True]
