@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 SideBySide = Literal["auto", "off"] | bool | int
 
-# Clients of a pack under `auto`, and the optimizers that it packs.
+# Clients of a pack under `auto`, the same if they are tiny, and the optimizers that it packs.
 AUTO = 32
+AUTO_OF_TINY = 64
 _AUTO_OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW)
 
 # MiB of a pack where the configuration does not say, by the kind of device. More would leave the
@@ -40,6 +41,7 @@ _AUTO_OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW)
 MEMORY = {"cpu": 256, "gpu": 2048}
 
 _MEBIBYTE = 1 << 20
+_FLOAT_BYTES = 4
 
 # What a pack needs to be faster on a CPU, measured on the networks of benchmarks/packs.py.
 #
@@ -51,6 +53,9 @@ _MOST_FLOPS_OF_CONVOLUTIONS = 1e7
 # Above this number of bytes, the parameters and gradients of several clients leave a core's cache.
 # Frozen parameters do not count: there is one copy of them for all clients.
 _MOST_PARAMETER_BYTES = 512 << 10
+# More than `AUTO` tiny clients are in a pack, as long as their parameters have no more bytes than
+# this together. With larger ones nothing is gained.
+_PACK_BYTES = 1 << 20
 
 
 class _TrainsAlone(Exception):
@@ -212,11 +217,13 @@ class Packs:
             )
 
         memory = self.memory_on(state.store.device)
-        if client_bytes(module, state, fleet.data) * AUTO > memory * _MEBIBYTE:
+        fitting = int(memory * _MEBIBYTE / client_bytes(module, state, fleet.data))
+        if fitting < AUTO:
             raise _TrainsAlone(f"{AUTO} clients take more than model.pack_memory, {memory} MiB")
 
+        most = min(_most_clients(state), fitting)
         least = _FEWEST_CLIENTS if state.store.device.type == "cpu" else 2
-        return Packing(AUTO, least, even=may_mix_samples(module))
+        return Packing(most, least, even=may_mix_samples(module))
 
     def _of_a_number(
         self,
@@ -300,10 +307,20 @@ def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
     if state.flops * fleet.data.largest_batch > most_flops:
         return "one client keeps a CPU busy"
 
-    if 4 * state.layout.parameter_numel > _MOST_PARAMETER_BYTES:
+    if _FLOAT_BYTES * state.layout.parameter_numel > _MOST_PARAMETER_BYTES:
         return "the parameters of one client fill a CPU's cache"
 
     return ""
+
+
+def _most_clients(state: GroupState) -> int:
+    """Return how many clients of a group a pack has at most.
+
+    Every pack takes the same time beside its arithmetic, which tiny clients have little of. The
+    number follows from the network alone, so that it is the same on any number of ranks.
+    """
+    parameter_bytes = _FLOAT_BYTES * state.layout.parameter_numel
+    return max(AUTO, min(AUTO_OF_TINY, _PACK_BYTES // max(1, parameter_bytes)))
 
 
 def _in_words(numbers: list[int]) -> str:

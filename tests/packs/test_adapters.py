@@ -16,7 +16,7 @@ from lightfed.algorithms.lora.ffalora import FFALoRA
 from lightfed.algorithms.lora.rankmean import RankMean
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
-from lightfed.packs.packing import AUTO
+from lightfed.packs.packing import AUTO_OF_TINY
 from lightfed.utils.errors import UserError
 from tests.small import fleet_of, random_data, run_round
 
@@ -69,7 +69,7 @@ def test_clients_of_unlike_ranks_train_in_packs_as_alone(rule: type[AdapterRule]
     """FedExLoRA adds to the base after every round, and FFALoRA has one factor in the base."""
     packed = federation(rule, "auto")
     alone = federation(rule, "off")
-    assert list(packed.training.side_by_side.values()) == [AUTO] * len(RANKS)
+    assert list(packed.training.side_by_side.values()) == [AUTO_OF_TINY] * len(RANKS)
 
     for t in range(3):
         metrics = run_round(packed, t)
@@ -102,7 +102,7 @@ def test_a_base_that_is_to_be_trained_after_all_is_refused() -> None:
 
     sizes = [4] * CLIENTS
     made = fleet_of([ClientGroup(CLIENTS, build)], FedAvg(), random_data(sizes, batch_size=4))
-    assert list(made.training.side_by_side.values()) == [AUTO]
+    assert list(made.training.side_by_side.values()) == [AUTO_OF_TINY]
     run_round(made, 0)
 
     made.groups[0].module.net[0].weight.requires_grad_(True)

@@ -21,7 +21,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.hooks import SessionContext
 from lightfed.local.memory import client_bytes
 from lightfed.models.build import blank
-from lightfed.networks import MLP
+from lightfed.networks import MLP, SimpleCNN
 from lightfed.packs import packing
 from lightfed.state.costs import activation_bytes
 from lightfed.utils.errors import UserError
@@ -309,7 +309,7 @@ def test_a_run_is_resumed_with_packs_of_the_same_size(tmp_path: Path) -> None:
 def test_auto_packs_small_networks_by_32(caplog: pytest.LogCaptureFixture) -> None:
     data = partial(random_data, features=4, batch_size=4)
     with caplog.at_level(logging.INFO):
-        small = fleet("mlp", "auto", [8] * 40, data=data)
+        small = fleet("mlp", "auto", [8] * 40, data=data, model=partial(MLP, hidden=(5000,)))
         wide = fleet("mlp", "auto", [8] * 40, data=data, model=partial(MLP, hidden=(40_000,)))
     assert list(small.training.side_by_side.values()) == [32]
     assert "fill a CPU's cache" in str(wide.training.side_by_side)
@@ -321,7 +321,7 @@ def test_auto_packs_small_networks_by_32(caplog: pytest.LogCaptureFixture) -> No
     [
         (torch.device("cpu"), 8, 32),
         (torch.device("cpu"), 9, "32 clients take more than model.pack_memory, 256 MiB"),
-        (DEVICE, 9, 32),
+        (DEVICE, 9, 64),
         (DEVICE, 64, 32),
         (DEVICE, 65, "32 clients take more than model.pack_memory, 2048 MiB"),
     ],
@@ -339,6 +339,31 @@ def test_the_kind_of_device_says_how_much_memory_packs_have(
 def test_memory_that_the_user_gives_holds_on_every_device() -> None:
     packs = packing.Packs("auto", 100)
     assert {packs.memory_on(device) for device in (torch.device("cpu"), DEVICE)} == {100}
+
+
+@pytest.mark.parametrize(
+    ("model", "clients"),
+    [
+        (partial(MLP, hidden=(40,)), 64),  # 2,723 parameters
+        (partial(MLP, hidden=(96,)), 40),  # 6,531 parameters: 26 kB of 1 MiB
+        (partial(MLP, hidden=(1000,)), 32),
+        (partial(SimpleCNN, channels=(2, 4), hidden=4), 64),
+    ],
+)
+def test_auto_packs_more_clients_if_they_are_tiny(model: Any, clients: int) -> None:
+    made = fleet("mlp", "auto", [8] * 70, data=images, model=model)
+    assert list(made.training.side_by_side.values()) == [clients]
+
+
+def test_a_pack_of_tiny_clients_fits_the_memory() -> None:
+    made = fleet("mlp", "auto", [8] * 70, model=partial(MLP, hidden=(250,)))
+    (group,) = made.groups
+    one = client_bytes(group.module, group, made.data)
+    packs = packing.Packs("auto", memory=2)
+
+    found = packs.of(made, group, lambda module: SGD(module.parameters(), lr=0.1), None)
+    assert found.most == int(2 * 2**20 / one)
+    assert 32 < found.most < 64
 
 
 def test_auto_trains_few_participants_of_a_round_alone() -> None:
