@@ -322,7 +322,7 @@ class Stepper:
         if self.schedulers:
             self.schedule("step")
 
-    def _backward(self, loss: Tensor, returned: Sequence[Tensor] = ()) -> Sequence[Any]:
+    def _backward(self, loss: Tensor, returned: Sequence[Tensor] = ()) -> tuple[Any, ...]:
         """Do what `loss.backward()` does, without its Python overhead.
 
         That is a tenth of the step of a small model.
@@ -338,7 +338,7 @@ class Stepper:
             self._seed_of_backward = seed
         scalar = loss if loss.dim() == 0 else loss.reshape(())
         inputs = returned or self._trained
-        grads: Sequence[Any] = run_backward(
+        grads: tuple[Any, ...] = run_backward(
             (scalar,), (seed,), False, False, inputs, True, accumulate_grad=not returned
         )
         return grads
