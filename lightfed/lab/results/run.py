@@ -224,8 +224,7 @@ class Run:
 
         It is infinite if the last one is not finite, and NaN if there is none.
         """
-        values = self._measured.reindex(columns=[name])[name].replace(-math.inf, math.inf)
-        return float(values.ffill().iloc[-1])
+        return float(self._finals.get(name, math.nan))
 
     def has(self, name: str) -> bool:
         """Return whether a column of metrics.csv was measured, perhaps never as a finite value."""
@@ -253,6 +252,13 @@ class Run:
         """
         on_validation = VALIDATION + name
         return on_validation if self.has(on_validation) else name
+
+    @cached_property
+    def _finals(self) -> Series:
+        """The last value in each column of numbers; see `final`."""
+        # Of all columns at once: reports ask for each of them several times.
+        numbers = self._measured.select_dtypes("number")
+        return numbers.replace(-math.inf, math.inf).ffill().iloc[-1]
 
     @cached_property
     def _measured(self) -> DataFrame:
