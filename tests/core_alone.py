@@ -1,6 +1,7 @@
 """Trains a federation of its own parts while every ring is refused by the import system.
 
-`tests/test_rooms.py` runs it in an interpreter of its own, where nothing has been imported yet.
+`tests/test_rooms.py` runs it in a process of its own, where no module of lightfed has been imported
+yet.
 """
 
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -32,6 +34,9 @@ class RefuseRings(MetaPathFinder):
 
 
 sys.meta_path.insert(0, RefuseRings())
+
+# The process that this one is forked from has registered it, and a second time is an error.
+StrategyRegistry.pop("federated", None)
 
 import lightfed.engine.loop  # noqa: E402, F401 - the core as far as its loop
 from lightfed.api.algorithm import Algorithm  # noqa: E402

@@ -7,11 +7,15 @@ variables, handlers of signals) ends with it.
 import gc
 import os
 import pickle
+import runpy
 import socket
 import struct
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn, TypeVar
 
 from lightfed.testing.ranks import PACKAGE, call_alone
@@ -75,14 +79,22 @@ class Server:
             _serve(theirs)
         theirs.close()
 
-    def call(self, function: Callable[..., int | None], *arguments: Any) -> int:
+    def call(
+        self,
+        function: Callable[..., int | None],
+        *arguments: Any,
+        output: int = 1,
+        errors: int = 2,
+    ) -> int:
         """The status of a new process that calls a function and ends; both are pickled.
 
-        What it prints appears where this process prints.
+        What it prints appears where this process prints, or at other descriptors.
         """
         place = (dict(os.environ), [*sys.path])
-        request = pickle.dumps((os.getcwd(), place, function, arguments))
-        socket.send_fds(self._requests, [_LENGTH.pack(len(request))], [1, 2])
+        # Pickled apart: a module of the function is found only where the paths are those of here.
+        work = pickle.dumps((function, arguments))
+        request = pickle.dumps((os.getcwd(), place, work))
+        socket.send_fds(self._requests, [_LENGTH.pack(len(request))], [output, errors])
         self._requests.sendall(request)
         status: int = _STATUS.unpack(_received(self._requests, _STATUS.size))[0]
         return status
@@ -125,8 +137,10 @@ def _become(request: bytes, output: int, errors: int) -> NoReturn:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     try:
-        folder, place, function, arguments = pickle.loads(request)
+        folder, place, work = pickle.loads(request)
         os.chdir(folder)
+        sys.path[:] = place[1]
+        function, arguments = pickle.loads(work)
         call_alone(*place, output, errors, PACKAGE, function, *arguments)
     except SystemExit as left:
         status = left.code if isinstance(left.code, int) else int(left.code is not None)
@@ -152,3 +166,41 @@ def in_new_process(function: Callable[..., int | None], *arguments: Any) -> None
     begin()
     status = _servers[0].call(function, *arguments)
     assert status == 0, f"{function}: status {status}, see the end of what it has printed"
+
+
+def run_script(
+    script: Path, folder: Path, *, forgotten: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script in a new process that has imported everything, as `python script` would.
+
+    Args:
+        script: The file.
+        folder: The working folder.
+        forgotten: A package that the script imports anew.
+    """
+    begin()
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        status = _servers[0].call(
+            _be_script,
+            str(script.resolve()),
+            str(folder),
+            forgotten,
+            output=output.fileno(),
+            errors=errors.fileno(),
+        )
+        # The descriptors have been written to by the other process.
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(
+            [str(script)], status, stdout=output.read(), stderr=errors.read()
+        )
+
+
+def _be_script(script: str, folder: str, forgotten: str | None) -> None:
+    os.chdir(folder)
+    sys.argv = [script]
+    sys.path.insert(0, os.path.dirname(script))
+    for name in list(sys.modules):
+        if forgotten is not None and (name == forgotten or name.startswith(f"{forgotten}.")):
+            del sys.modules[name]
+    runpy.run_path(script, run_name="__main__")

@@ -1,13 +1,14 @@
 """The rooms of the package, read from all imports: those for types and within functions, too."""
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_script
 
 ROOT = Path(__file__).parents[1]
 # The core: what every federation has. A room imports only from itself and from rooms before it.
@@ -141,8 +142,7 @@ def test_the_core_imports_no_ring_and_a_ring_only_what_it_may() -> None:
 
 
 def test_the_core_trains_with_every_ring_refused() -> None:
-    words = [sys.executable, str(ROOT / "tests" / "core_alone.py")]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = run_script(ROOT / "tests" / "core_alone.py", ROOT, forgotten="lightfed")
     assert ended.stdout == "the core trains alone\n", ended.stderr
 
 

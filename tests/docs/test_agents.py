@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import torch
 
 from lightfed.cli import command_line
 from lightfed.testing.digest import fit
+from tests import forked
 from tests.promises.conformance.cases import CASES
 from tests.small import quiet, server_row
+
+# `lightfed.testing.conformance` is the function; the module has to be asked for by name.
+CONFORMANCE = import_module("lightfed.testing.conformance")
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "AGENTS.md").read_text()
@@ -28,6 +33,9 @@ IN_A_CHECKOUT = BLOCKS[0][1]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     quiet()
+    # Ranks are forked from a process that has imported everything, instead of from a new one.
+    # `tests/core/distributed/test_new_processes.py` compares both.
+    monkeypatch.setattr(CONFORMANCE, "in_new_process", forked.in_new_process)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return tmp_path

@@ -18,6 +18,7 @@ import lightfed as lf
 from lightfed.cli.errors import accepted
 from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import Recorded, arguments
+from tests import forked
 from tests.small import quiet
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,7 @@ def test_a_script_ends_in_a_user_s_error_and_says_nothing_of_other_runs(tmp_path
     text = example().replace("max_epochs=2", "max_epochs=1")
     text = text.replace("RANKS", "1, enable_progress_bar=False")
     (tmp_path / "script.py").write_text(f"{text}\ntrainer.predict(federation, data, client=99)\n")
-    done = run_script(tmp_path)
+    done = forked.run_script(tmp_path / "script.py", tmp_path)
     assert done.returncode == 1
     before, _, trace = done.stderr.partition("Traceback ")
     assert before == ""
