@@ -9,7 +9,7 @@ import lightning.pytorch as L
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from lightfed.algorithms.fedavg import FedAvg
@@ -236,6 +236,33 @@ def test_a_weight_that_cannot_be_is_refused(weight: float) -> None:
     with refused():
         values = {k: torch.ones(1) for k in range(2)}
         fed.average(values, [0, 1], into=torch.zeros(1), weights={0: 1.0, 1: weight})
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples", {0: 0.5, 1: 0.25, 2: 1.0, 3: 0.0}])
+def test_a_mean_of_tensors_is_weighted_and_has_the_same_bits_on_any_ranks(weights: Any) -> None:
+    sizes = [3, 1, 5, 2]
+    values = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
+    factors = {"uniform": [1, 1, 1, 1], "samples": sizes}.get(str(weights), [2, 1, 4, 0])
+    total = torch.zeros(500, dtype=torch.float64)
+    for factor, value in zip(factors, values, strict=True):
+        total += factor * value.double()
+    expected = (total / sum(factors)).float()
+
+    for world in (1, 2, 3):
+        data = [random_data(sizes) for _ in range(world)]
+        fleets = [fleet_of([ClientGroup(4, mlp)], Standalone(), own) for own in data]
+
+        def mean(ranks: Ranks, world: int = world, fleets: list[Fleet] = fleets) -> Tensor:
+            fed = fleets[ranks.rank]
+            fed.ranks, fed.places.ranks = ranks, ranks
+            fed.places.owner = {client: client % world for client in range(4)}
+            own_values = {client: values[client] for client in fed.mine(range(4))}
+            found = torch.full((500,), 7.0)
+            assert fed.average(own_values, range(4), into=found, weights=weights) == [0, 1, 2, 3]
+            return found
+
+        for found in [mean(Ranks(CPU))] if world == 1 else on_ranks(world, mean):
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("world", [1, 2])

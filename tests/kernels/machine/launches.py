@@ -3,8 +3,8 @@
     python -m tests.kernels.machine.launches
 
 prints one JSON array: of each distinct launch its kernel, the types that Triton's own binder sees
-in the arguments, its constants, and what the machine code for sm_90 is like. So what is examined is
-what a card would run. Tests run it in a process of its own: under TRITON_INTERPRET=1 there is
+in the arguments, its constants, and what the machine code for sm_90 is like. With `named` as an
+argument, they are only those that a case names. So what is examined is what a card would run. Tests run it in a process of its own: under TRITON_INTERPRET=1 there is
 nothing to compile.
 """
 
@@ -12,16 +12,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from tests.kernels.machine.harness import Case, Report, report
+from tests.kernels.machine.harness import Case, Report, cases, report
 
 CLIENTS = 6  # all five widths, one of them twice
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -36,14 +36,14 @@ class Launch:
         signature: argument -> its type as Triton writes it, constants left out.
         constants: argument -> value.
         warps: of a program.
-        report: of the machine code.
+        report: of the machine code; None before it is compiled.
     """
 
     kernel: str
     signature: dict[str, str]
     constants: dict[str, str]
     warps: int
-    report: Report
+    report: Report | None = None
 
     @property
     def title(self) -> str:
@@ -66,8 +66,12 @@ def of_case(case: Case, launches: Iterable[Launch]) -> Launch:
 
 
 @contextmanager
-def caught() -> Iterator[list[dict[str, Any]]]:
-    """Kernels are bound and compiled for an H100, and not launched."""
+def caught(chosen: Sequence[Case] | None) -> Iterator[list[dict[str, Any]]]:
+    """Kernels are bound and compiled for an H100, and not launched.
+
+    Args:
+        chosen: The cases whose launches are compiled; None for all launches.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
@@ -90,14 +94,20 @@ def caught() -> Iterator[list[dict[str, Any]]]:
         key = str((kernel.__name__, signature, constants, attributes, warps))
         if key in found:
             return
-        source = ASTSource(kernel, signature, constants, attributes)
-        compiled = triton.compile(source, target=target, options=parsed.__dict__)
         module = kernel.__module__.removeprefix("lightfed_kernels.gpu.")
         launch = Launch(
             kernel=f"{module}:{kernel.__name__}",
             signature={name: kind for name, kind in signature.items() if kind != "constexpr"},
             constants={names[path[0]]: str(value) for path, value in constants.items()},
             warps=warps,
+        )
+        if chosen is not None and not any(launch.is_of(case) for case in chosen):
+            return
+
+        source = ASTSource(kernel, signature, constants, attributes)
+        compiled = triton.compile(source, target=target, options=parsed.__dict__)
+        launch = replace(
+            launch,
             report=report(
                 compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata.shared, warps
             ),
@@ -185,11 +195,11 @@ def _other_selections(inputs: Any) -> Iterator[Callable[[], object]]:
 
 
 @cache
-def launches() -> list[Launch]:
-    """All distinct launches, bound and compiled by a child process."""
+def launches(*, named: bool = False) -> list[Launch]:
+    """All distinct launches, or those that cases name, bound and compiled by a child process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_INTERPRET")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.machine.launches"],
+        [sys.executable, "-m", "tests.kernels.machine.launches", *["named"] * named],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -211,7 +221,8 @@ def main() -> None:
     # From here on the operations take rows of the host for rows that kernels can read. Nothing is
     # interpreted, whether or not this version of Triton could.
     os.environ["TRITON_INTERPRET"] = "1"
-    with caught() as found, patch.object(_rows, "interpreter_fault", lambda: ""):
+    chosen = cases() if "named" in sys.argv[1:] else None
+    with caught(chosen) as found, patch.object(_rows, "interpreter_fault", lambda: ""):
         for call in calls():
             # Inputs come from the torch paths: a kernel that is not launched computes nothing.
             with patch.dict(os.environ, LIGHTFED_KERNELS="triton"):
