@@ -37,7 +37,15 @@ class Product:
         return self.left @ self.right
 
     def norm(self) -> float:
-        """Return the Frobenius norm, ||R1 R2^T|| with left = Q1 R1 and right^T = Q2 R2."""
+        """Return the Frobenius norm, ||R1 R2^T|| with left = Q1 R1 and right^T = Q2 R2.
+
+        Of more factors than the matrix has rows or columns it is that of the matrix itself, which
+        then takes less to make than R1 and R2.
+        """
+        outputs, factors = self.left.shape
+        if factors >= min(outputs, self.right.shape[1]):
+            return float(self.dense.norm())
+
         _, r1 = torch.linalg.qr(self.left, mode="r")
         _, r2 = torch.linalg.qr(self.right.T, mode="r")
         return float((r1 @ r2.T).norm())

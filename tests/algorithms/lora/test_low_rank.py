@@ -17,6 +17,7 @@ from lightfed.algorithms.lora.adapters import adapters_of
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
 from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
+from lightfed.algorithms.lora.products import Product
 from lightfed.algorithms.lora.rankmean import RankMean
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
@@ -260,3 +261,24 @@ def test_the_trial_of_a_merge_leaves_no_trace(before: Any) -> None:
     assert torch.equal(state.live.frozen["net.body.weight"], BASE)
     assert state.module.training
     run_round(made, 0)
+
+
+@pytest.mark.parametrize("factors", [1, 4, 5, 6, 40])
+def test_the_norm_of_a_product_is_that_of_its_matrix(factors: int) -> None:
+    generator = torch.Generator().manual_seed(factors)
+    left = torch.randn(5, factors, dtype=torch.float64, generator=generator)
+    right = torch.randn(factors, 7, dtype=torch.float64, generator=generator)
+    entries = [(left[i] * right[:, j]).sum() for i in range(5) for j in range(7)]
+    squares = sum(float(entry) ** 2 for entry in entries)
+    assert Product(left, right).norm() == pytest.approx(squares**0.5, rel=1e-12)
+
+
+def test_many_factors_are_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A QR decomposition of a hundred clients' factors takes longer than the matrix itself."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("decomposed")
+
+    monkeypatch.setattr(torch.linalg, "qr", refused)
+    ones = torch.ones(5, 100, dtype=torch.float64)
+    assert Product(ones, ones.T).norm() == pytest.approx(500.0)
