@@ -2,7 +2,7 @@
 
 A and B are configurations, of which missing runs are run, or folders of runs that are there. The
 answer is about one metric, chosen before the runs or the same for all; the other rows of the table
-have their intervals, each by itself.
+have their intervals, each by itself. Of several configurations each is compared with the first.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from lightfed.lab.results.groups import common_parent, runs_of
 from lightfed.lab.results.run import is_metric
 from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
 from lightfed.lab.run_folders import read_runs
+from lightfed.lab.several import show_several
 from lightfed.lab.sweep import add_execution, check_json
 from lightfed.lab.until import DECIDED, described, design_of, hold_until, look_list
 from lightfed.utils.errors import OneLineParser, UserError
@@ -46,6 +47,7 @@ ONLY_CONFIGURATIONS = (
     "most",
     "looks",
 )
+ONLY_TWO = ("set_a", "set_b", "until", "most", "looks", "json")
 ONLY_FOLDERS = ("group", "pivot", "columns", "std")
 
 
@@ -62,18 +64,18 @@ def are_folders(words: Sequence[str]) -> bool:
     """Whether these are run folders, and not two configurations.
 
     Raises:
-        UserError: They are some of both, or not two configurations.
+        UserError: They are some of both, or a single configuration.
     """
     if any(Path(word).is_dir() for word in words):
         for word in words:
             if Path(word).suffix in CONFIGURATIONS or word.startswith(PREFIX):
                 found = f"{word} is a configuration, and others are folders"
-                raise UserError("compare", found, "name two configurations, or run folders")
+                raise UserError("compare", found, "name configurations, or run folders")
         return True
 
-    if len(words) != 2:
+    if len(words) < 2:
         found = text.counted(len(words), "configuration")
-        raise UserError("compare", found, "name two configurations, or run folders")
+        raise UserError("compare", found, "name two or more configurations, or run folders")
     return False
 
 
@@ -112,8 +114,11 @@ def _of_folders(asked: argparse.Namespace) -> int:
 
 
 def _of_configurations(asked: argparse.Namespace) -> int:
-    """Run what is missing of two methods, and compare them."""
-    _refuse(asked, ONLY_FOLDERS, "given for two configurations", "run folders")
+    """Run what is missing of two or more methods, and compare them."""
+    _refuse(asked, ONLY_FOLDERS, "given for configurations", "run folders")
+    if len(asked.what) > 2:
+        found = f"given for {len(asked.what)} configurations"
+        _refuse(asked, ONLY_TWO, found, "two configurations")
     methods = _methods(asked)
     given_target = _target(asked.target)
     grid = grid_of(asked.tune, [100] if asked.tune_seed is None else asked.tune_seed)
@@ -140,8 +145,15 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         )
         held = ended.held
 
+    target = comparison.target_of(given_target, held.metric, runs_of(held.groups))
+    if len(methods) > 2:
+        notes = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
+        notes += searched(held, grid)
+        place = asked.output or beside(held, "compare")
+        show_several(held, place, notes, Files(asked.format, asked.table), target)
+        return 0
+
     a, b = held.groups
-    target = comparison.target_of(given_target, held.metric, [*a.runs, *b.runs])
     rows = rows_of(a, b, target)
     if asked.json:
         commands = [shlex.join(method.words) for method in methods]
@@ -185,12 +197,14 @@ def _of_configurations(asked: argparse.Namespace) -> int:
 
 
 def _methods(asked: argparse.Namespace) -> list[Method]:
-    """The two methods, with the values that are set for both and for each."""
+    """The methods, with the values that are set for all and, of two, for each."""
+    own_words = [asked.set_a, asked.set_b]
+    own_words += [[] for _ in asked.what[2:]]
     sides = []
-    for file, own in zip(asked.what, (asked.set_a, asked.set_b), strict=True):
+    for file, own in zip(asked.what, own_words, strict=True):
         sides.append(("fit", "--config", *with_paths([file]), *_sets([*asked.set, *own])))
 
-    names = names_of(sides, (asked.set_a, asked.set_b))
+    names = names_of(sides, own_words)
     return [Method(name, words) for name, words in zip(names, sides, strict=True)]
 
 
@@ -218,8 +232,8 @@ def beside(held: Held, name: str) -> Path:
     return common_parent(runs_of(held.groups)) / name
 
 
-def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Names of two methods for readers: what tells their commands apart.
+def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> list[str]:
+    """Names of methods for readers: what tells their commands apart.
 
     These are their algorithms, with their files, the files' folders, or what is set for each alone
     where the algorithms are the same.
@@ -239,10 +253,11 @@ def names_of(sides: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> tu
         [f"{algorithm} ({folder})" for algorithm, folder in zip(algorithms, folders, strict=True)],
         [f"{a} ({s})" if s else a for a, s in zip(algorithms, sets, strict=True)],
     ]
-    for a, b in tries:
-        if a != b:
-            return a, b
-    return f"{algorithms[0]} A", f"{algorithms[0]} B"
+    for names in tries:
+        if len(set(names)) == len(names):
+            return names
+    letters = [chr(ord("A") + place % 26) + "'" * (place // 26) for place in range(len(sides))]
+    return [f"{name} {letter}" for name, letter in zip(algorithms, letters, strict=True)]
 
 
 def _last_part(word: str) -> str:
@@ -409,15 +424,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed compare",
         allow_abbrev=False,
-        description="Say which of two methods is better, and at what cost: of two configurations, "
-        "of which missing runs are run, or of run folders.",
+        description="Say which of two methods is better, and at what cost: of configurations, of "
+        "which missing runs are run, or of run folders. Of several, each is compared with the "
+        "first.",
     )
     add = parser.add_argument
     what = (
         "the configuration that is compared with, and the one that may be better, which may be "
         "the same file with other --set-b; or run folders, and folders of runs"
     )
-    add("what", nargs="+", metavar="A B", help=what)
+    add("what", nargs="+", metavar="A B ...", help=what)
     add("--metric", metavar="COLUMN", help="of the answer (default: the first of metrics.csv)")
     goal = (
         "compare the costs until this was first measured, such as personal/accuracy>=0.9; a "

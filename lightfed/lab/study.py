@@ -314,6 +314,7 @@ def _case(
             target=study.goal,
             search=held.search,
             files=Files(asked.format, asked.table),
+            claims=claims_table(claims),
         )
     return part(case, held, table, claims_table(claims), notes)
 

@@ -396,7 +396,7 @@ def test_methods_are_named_by_what_tells_them_apart(
     own: tuple[tuple[str, ...], ...], names: tuple[str, str], folder: Path
 ) -> None:
     sides = [("fit", "--config", "run.yaml", *(f"--{word}" for word in words)) for words in own]
-    assert compare.names_of(sides, own) == names
+    assert compare.names_of(sides, own) == list(names)
 
 
 def test_runs_of_a_search_are_left_out_of_reports(

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,13 +28,13 @@ class Pretended:
 
     Attributes:
         seeds: The seeds of each batch, by the order of batches.
-        gains: What the other method gains in each seed.
-        failing: Seeds in which it fails.
+        gains: What a method with so many local epochs gains over that with one, in each seed.
+        failing: Seeds in which the others fail.
     """
 
-    def __init__(self, gains: Sequence[float]) -> None:
+    def __init__(self, gains: Mapping[int, Sequence[float]]) -> None:
         self.seeds: list[list[int]] = []
-        self.gains = gains
+        self.gains = dict(gains)
         self.failing: tuple[int, ...] = ()
 
     def run(self, runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
@@ -43,11 +43,13 @@ class Pretended:
         status = 0
         for wanted in runs:
             seed = wanted.values["model.seed"]
-            is_other = wanted.values["model.local_epochs"] == 2
-            if is_other and seed in self.failing:
+            epochs = wanted.values["model.local_epochs"]
+            if epochs > 1 and seed in self.failing:
                 status = 2
                 continue
-            loss = 2.0 + 0.1 * seed - (self.gains[seed] if is_other else 0.0)
+            loss = 2.0 + 0.1 * seed
+            if epochs > 1:
+                loss -= self.gains[epochs][seed]
             environment = {
                 "name": wanted.name,
                 "config": wanted.digest,
@@ -58,10 +60,13 @@ class Pretended:
                 "rounds": 1,
                 "seed": seed,
                 "finished": {"rounds": 1, "limits": dict(wanted.limits)},
-                "experiment": {"digest": f"{is_other}", "settings": {}},
+                "experiment": {
+                    "digest": f"{epochs}",
+                    "settings": {"model.local_epochs": f"{epochs}"},
+                },
             }
             write_run(
-                wanted.root / f"{wanted.name}-{is_other:d}-{seed}",
+                wanted.root / f"{wanted.name}-{epochs}-{seed}",
                 metrics={"train_loss": (loss,), "bytes_up": (1,), "bytes_down": (1,)},
                 environment=environment,
                 config=None,
@@ -80,7 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gains: Sequence[float]) -> Pretended:
-    pretended = Pretended(gains)
+    pretended = Pretended({2: gains})
     monkeypatch.setattr(sweep, "run", pretended.run)
     return pretended
 
@@ -115,7 +120,7 @@ def test_a_clear_case_ends_at_the_first_look_and_is_not_run_again(
     assert "fixed in advance" in page
 
     # Further runs that are there, such as those of a comparison of fixed seeds, change nothing.
-    monkeypatch.setattr(pretended, "gains", [-gain for gain in CLEAR])
+    pretended.gains[2] = [-gain for gain in CLEAR]
     command([*COMMAND[:-2], "--seeds", "0-9"], capsys)
     assert len(pretended.seeds) == 2
     status, again, _ = command(COMMAND, capsys)

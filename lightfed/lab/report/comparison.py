@@ -29,7 +29,7 @@ from lightfed.lab.report.tables import (
     pivot_table,
     rounds_text,
 )
-from lightfed.lab.results import text
+from lightfed.lab.results import holm, text
 from lightfed.lab.results.groups import (
     Group,
     common_parent,
@@ -193,7 +193,7 @@ def compare(
     # Experiments that can be compared get a verdict. For a single pair, there are also all of its
     # differences.
     pairs = pairs_of(experiments, differ)
-    answers = [answer_line(a, b, column) for a, b in pairs.pairs]
+    answers, correction = _answers(pairs.pairs, column)
     answers += pairs.alone
     differences = None
     settings = []
@@ -213,6 +213,7 @@ def compare(
     if shared_values:
         all_notes.append(f"all runs: {shared_values}")
     all_notes += settings
+    all_notes += correction
     all_notes += pairs.differ
     all_notes += [note for note in notes if note]
     all_notes += versions_of(chosen.files)
@@ -246,6 +247,23 @@ def compare(
     for line in [*all_notes, *answers, f"page: {page}"]:
         print_line(console, line)
     return page
+
+
+def _answers(pairs: Sequence[tuple[Group, Group]], metric: str) -> tuple[list[str], list[str]]:
+    """Return the verdicts on pairs, corrected together, and a note on the correction.
+
+    Pairs with fewer than two seeds in common have no verdict, and do not count.
+    """
+    with_verdict = [place for place, (a, _) in enumerate(pairs) if len(a.runs) > 1]
+    if len(with_verdict) < 2:
+        return [answer_line(a, b, metric) for a, b in pairs], []
+
+    p_values = [p_of(*pairs[place], metric) for place in with_verdict]
+    corrected = dict(zip(with_verdict, holm.corrected(p_values), strict=True))
+    answers = []
+    for place, (a, b) in enumerate(pairs):
+        answers.append(answer_line(a, b, metric, p=corrected.get(place)))
+    return answers, holm.said(len(with_verdict))
 
 
 def numbers(
@@ -353,6 +371,7 @@ def show(
     target: Target | None = None,
     search: DataFrame | None = None,
     files: Files = Files(),  # noqa: B008
+    claims: DataFrame | None = None,
 ) -> None:
     """Print the table and the answers of a contest, and write them to a page.
 
@@ -367,6 +386,7 @@ def show(
         target: The column and the value until which the table has costs.
         search: How settings were searched; an empty table without a search.
         files: Which files to write besides the page.
+        claims: The verdicts as a table, which is one of these files; the page has the answers.
     """
     if search is not None and search.empty:
         search = None
@@ -388,6 +408,8 @@ def show(
     tables = {"comparison-table": table}
     if search is not None:
         tables["search"] = search
+    if claims is not None and not claims.empty:
+        tables["claims"] = claims
     write_files(figures, tables, place, *files)
     print_line(console, f"page: {page}")
 

@@ -541,13 +541,16 @@ def _lines_about_alone(
     return lines
 
 
-def answer_line(a: Group, b: Group, metric: str) -> str:
-    """Return what the shared seeds of a pair say about a metric, in one line."""
+def answer_line(a: Group, b: Group, metric: str, *, p: float | None = None) -> str:
+    """Return what the shared seeds of a pair say about a metric, in one line.
+
+    The arguments are those of `verdict`.
+    """
     if not a.runs:
         return f"no verdict for {b.name} and {a.name}: no finished runs with the same seed"
     if len(a.runs) == 1:
         return one_seed(a, b, metric)
-    return verdict(a, b, metric)
+    return verdict(a, b, metric, p=p)
 
 
 def terms_of(run: Run) -> dict[str, str]:

@@ -59,12 +59,12 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["compare", "p", "a.yaml"], "compare: a.yaml is a configuration, and others are folders"),
         (
             ["compare", "a.yaml"],
-            "compare: 1 configuration; name two configurations, or run folders",
+            "compare: 1 configuration; name two or more configurations, or run folders",
         ),
         (["compare", "empty"], "compare: a comparison of 0 runs; skipped empty"),
         (["compare", "p", "q", "--seeds", "0-1"], "--seeds: the runs are there already; leave it"),
         (["compare", "p", "q", "--slurm"], "--slurm: the runs are there already; leave it out"),
-        (["compare", "a.yaml", "a.yaml", "--std"], "--std: given for two configurations; leave"),
+        (["compare", "a.yaml", "a.yaml", "--std"], "--std: given for configurations; leave"),
         (["compare", "p", "q", "--json"], "--json: runs of 1 experiment; name runs of two"),
         (["compare", "p", "q", "--metric", "x"], "--metric: x, which some runs do not have"),
         *(
