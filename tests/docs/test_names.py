@@ -292,7 +292,7 @@ def unknown(text: str) -> str:
     head, rest = match[1], match[2][1:].split(".")
     if head in ("lightfed", "lightfed_kernels"):
         return "" if resolves(text.partition("(")[0]) else text
-    if head in OBJECTS:
+    if head in OBJECTS and text not in NOT_OURS:
         return "" if any(has(kind, rest[0]) for kind in OBJECTS[head]) else text
     if head[0].isupper():
         return "" if any(has(kind, rest[0]) for kind in kinds(head)) else text
