@@ -20,7 +20,7 @@ import methods
 
 project = "lightfed"
 version = release = lightfed.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "llms"]
 html_theme = "furo"
 html_title = f"lightfed {release}"
 html_show_copyright = False
