@@ -6,6 +6,9 @@ import numpy as np
 import torch
 
 from lightfed.datasets.speech import RATE, SHAPE, log_mel
+from tests.datasets.audio import needs_torchaudio
+
+pytestmark = needs_torchaudio
 
 
 def hz_of_mel(mel: np.ndarray) -> np.ndarray:

@@ -9,10 +9,12 @@ from scipy.io import wavfile
 from lightfed.data.dataset import Samples
 from lightfed.datasets import speech
 from lightfed.datasets.speech import NORMALISE, RATE, SpeechCommands, Tones
-from lightfed.utils.errors import UserError
 from tests.datasets import tiny
+from tests.datasets.audio import needs_torchaudio
 from tests.datasets.kit import refused
 from tests.datasets.tiny import write_recording
+
+pytestmark = needs_torchaudio
 
 COMMANDS = ["yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"]
 
@@ -189,23 +191,3 @@ def test_what_is_no_pcm_wave_of_16_khz_is_refused(root: Path) -> None:
         path.write_bytes(content)
         line = refused("root", commands(root).load, "test")
         assert f"{path} is not PCM16 mono at 16 kHz" in line
-
-
-@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
-def test_without_torchaudio_speech_says_so_in_one_line(
-    error: type[Exception], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As beside torch 2.15, whose CUDA is another; how torchaudio finds out depends on both."""
-    said = "was built for CUDA 13.0,\nand torch for 13.2"
-
-    def refuses(name: str) -> None:
-        raise error(f"{name} {said}")
-
-    monkeypatch.setattr(speech, "import_module", refuses)
-    for dataset in (commands(root), Tones(words=3, clips=15, speakers=5)):
-        with pytest.raises(UserError) as found:
-            dataset.load("train")
-        line = found.value.line
-        assert line.startswith("data.dataset: torchaudio cannot be imported beside torch ")
-        assert "built for CUDA 13.0, and torch for 13.2" in line
-        assert "\n" not in line

@@ -5,7 +5,10 @@ from torch import Tensor
 
 from lightfed.data.dataset import Samples
 from lightfed.datasets.speech import NORMALISE, SHAPE, Tones
+from tests.datasets.audio import needs_torchaudio
 from tests.datasets.kit import refused
+
+pytestmark = needs_torchaudio
 
 
 def recordings(tones: Tones, *clips: int) -> list[np.ndarray]:
