@@ -431,8 +431,8 @@ class Restores(_CheckpointConnector):
         if is_resuming and not isinstance(checkpoint.get("loops"), dict):
             raise UserError(
                 "ckpt_path",
-                f"{self.trainer.ckpt_path} lacks loops: it has weights alone",
-                "give another checkpoint to train on from; weights can be tested",
+                f"{self.trainer.ckpt_path} has only weights, and no state of the training",
+                "give a full checkpoint to go on training; weights alone can be tested",
             )
         with federation_state.restoring(self.trainer.ckpt_path):
             super().restore_loops()

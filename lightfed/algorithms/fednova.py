@@ -120,8 +120,8 @@ class FedNova(FedAvg):
         if unlike:
             raise UserError(
                 key="model.optimizer",
-                found=f"{kind.__name__} with groups of unlike {', '.join(unlike)}",
-                fix="give all parameters the same",
+                found=f"{kind.__name__} whose parameter groups differ in {', '.join(unlike)}",
+                fix="give all parameters the same values",
             )
 
     @override

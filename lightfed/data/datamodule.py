@@ -387,7 +387,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 found=(
                     f"drop, but client {client} holds {smallest_chunk} samples, less than a batch"
                 ),
-                fix="lower data.batch_size, or set keep",
+                fix="lower data.batch_size, or set data.last_batch to keep",
             )
 
         self._hold_out = hold_out

@@ -84,8 +84,8 @@ class FromTorch(Dataset):
         if test_transform is None and normalizes(train_transform):
             raise UserError(
                 key=f"{KEY}.test_transform",
-                found="missing, and train_transform normalizes",
-                fix="normalize the samples of both",
+                found="missing, but train_transform normalizes",
+                fix="normalize both splits",
             )
 
         self._train = train
@@ -141,7 +141,7 @@ class FromTorch(Dataset):
             raise UserError(
                 key=f"{KEY}.test_transform",
                 found=f"fails for sample 0 ({reason(error)})",
-                fix="it is given a tensor, (C, H, W)",
+                fix="write it for a tensor of shape (C, H, W)",
             ) from error
 
     @property

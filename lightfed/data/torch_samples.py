@@ -30,7 +30,7 @@ def read_columns(source: Any, key: str) -> tuple[Columns, bool]:
 
     Raises:
         UserError: If the data set is empty, if its samples differ in their form or cannot be made
-            into tensors, or if a sample is another one when it is read again.
+            into tensors, or if a sample changes when it is read again.
     """
     if not hasattr(source, "__len__"):
         raise UserError(key=key, found="it has no length", fix="give a map-style data set")
@@ -84,7 +84,7 @@ def _read_sample(source: Any, number: int, key: str) -> tuple[Any, dict[str, Ten
     if is_random:
         raise UserError(
             key=key,
-            found=f"sample {number} is another one when it is read again",
+            found=f"sample {number} changes when it is read again",
             fix="give random transforms as train_transform: the data set is read only once",
         )
     return original, sample

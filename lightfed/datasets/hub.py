@@ -105,7 +105,7 @@ class Hub(Dataset):
             raise UserError(
                 key=f"{KEY}.{last}",
                 found=f"given with {', '.join(others)}",
-                fix="a sample is of one kind",
+                fix="give only one of them",
             )
         if tokenizer is None and max_length is not None:
             raise UserError(f"{KEY}.max_length", f"{max_length}", fix="give a tokenizer, too")
@@ -152,7 +152,7 @@ class Hub(Dataset):
             if getattr(self, argument) and not is_image:
                 raise UserError(
                     key=f"{KEY}.{argument}",
-                    found=f"given, and the samples are {kind} of the shape {self.input_shape}",
+                    found=f"given, but the samples are {kind} of the shape {self.input_shape}",
                     fix="leave it out",
                 )
 
@@ -193,7 +193,7 @@ class Hub(Dataset):
         if kind != "text":
             raise UserError(
                 key=f"{KEY}.tokenizer",
-                found=f"given, and the samples are {kind} in {names[0]}",
+                found=f"given, but the samples are {kind} in {names[0]}",
                 fix="name the column of texts: text",
             )
         texts = texts_of(self._tables[split], names[0], split)

@@ -188,7 +188,7 @@ class SpeechCommands(Dataset):
             raise UserError(
                 key=f"{KEY}.root",
                 found=f"{self._folder} holds {listed}, which {self.version} does not have",
-                fix="set version to that of the files",
+                fix="set version to the version of the files",
             )
         return clips
 

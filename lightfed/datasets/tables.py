@@ -204,7 +204,7 @@ def coded(
                 raise UserError(
                     key=f"{KEY}.{key}",
                     found=f"{split}: sample {position} has {value!r}, "
-                    "no name that training samples have",
+                    "which no training sample has",
                     fix="give whole numbers or words, and train on samples of every class",
                 )
             numbers.append(number_of[value])

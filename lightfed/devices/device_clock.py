@@ -276,7 +276,7 @@ class DeviceClock(Clock):
         if deadline is not None and fastest > deadline:
             raise UserError(
                 f"{POLICY}.deadline",
-                f"{deadline:g} virtual seconds, and the fastest client needs {fastest:.4g}",
+                f"{deadline:g} virtual seconds, but the fastest client needs {fastest:.4g}",
                 "give more",
             )
 
@@ -406,7 +406,7 @@ class DeviceClock(Clock):
         if self._selected is None and self.devices.availability is not None:
             raise UserError(
                 f"{DEVICES}.availability",
-                "given, and the method trains all clients in every round",
+                "given, but the method trains all clients in every round",
                 "leave it out",
             )
 

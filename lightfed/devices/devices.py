@@ -134,8 +134,8 @@ class Presence(Availability):
         if len(wrong):
             raise UserError(
                 key,
-                f"row {wrong[:1].tolist()} is no interval of a client",
-                "give a client from 0, and from below to",
+                f"row {wrong[:1].tolist()} is not an interval of a client",
+                "number clients from 0, and give from < to",
             )
 
         # Sorted by client, then by time: an interval can only overlap the one before it.
@@ -146,7 +146,7 @@ class Presence(Availability):
         if len(wrong):
             raise UserError(
                 key,
-                f"row {wrong[:1].tolist()} overlaps another of its client",
+                f"row {wrong[:1].tolist()} overlaps another interval of the same client",
                 "give disjoint intervals",
             )
 
@@ -166,7 +166,7 @@ class Presence(Availability):
         if len(coming) == 0:
             raise UserError(
                 f"{KEY}.availability.init_args.path",
-                f"nobody is there after {now:g} virtual seconds",
+                f"no client is available after {now:g} virtual seconds",
                 "give later intervals",
             )
         return max(now, float(coming.min()))

@@ -48,7 +48,7 @@ class FastestFit:
         if self.deadline is not None and not self.deadline > 0:
             raise UserError(f"{KEY}.deadline", str(self.deadline), "give seconds above 0")
         if devices is None:
-            raise UserError(KEY, "given, and no devices to fit to", "give model.devices")
+            raise UserError(KEY, "given, but there are no devices", "give model.devices")
 
     def choose(
         self,
@@ -79,9 +79,9 @@ class FastestFit:
             longest = f"{session_seconds[-1].max():.4g} virtual seconds"
             raise UserError(
                 f"{KEY}.{limit}",
-                f"{has_no_model.sum()} clients can train none; {names[-1]} needs up to {longest} "
+                f"{has_no_model.sum()} clients cannot train any model; {names[-1]} needs up to {longest} "
                 f"and {memory[-1]:.4g} bytes",
-                "give more, or a smaller last model",
+                "raise the limit, or add a smaller model at the end",
             )
 
         chosen: list[int] = fits.argmax(axis=0).tolist()

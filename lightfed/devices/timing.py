@@ -48,7 +48,7 @@ class Timing:
             if devices is None:
                 raise UserError(
                     POLICY,
-                    "given, and sessions take no time",
+                    "given, but sessions take no time",
                     "give model.devices, which may be {}",
                 )
             self.policy.check(fleet.sampled, fleet.clients)

@@ -200,7 +200,7 @@ def check_tasks(
     if not is_task:
         raise UserError(
             key="srun",
-            found="a shell of salloc, which is no task of its job",
+            found="a shell of salloc, which is not a task of its job",
             fix="write srun before the command; for a shell with one rank: salloc -J interactive",
         )
 

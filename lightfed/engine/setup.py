@@ -301,7 +301,7 @@ def _check_single_samples(fleet: Fleet, data: FederatedDataModule) -> None:
         if client is not None and not _takes_one_sample(state, data):
             raise UserError(
                 key="data.last_batch" if data.batch_size > 1 else "data.batch_size",
-                found=f"client {client} trains on a single sample, and group {group} normalises",
+                found=f"client {client} trains on a single sample, but group {group} normalizes",
                 fix="set data.last_batch to join; give batches and clients at least 2 samples",
             )
 

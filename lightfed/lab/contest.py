@@ -529,7 +529,7 @@ def _run(
         folder = wanted.finished()
         read_runs.append(None if folder is None else read(folder))
     if all_of_them and None in read_runs:
-        raise UserError("runs", "one has not reached its limits", "run the command again")
+        raise UserError("runs", "a run has not finished", "run the command again")
     return read_runs
 
 

@@ -262,7 +262,7 @@ def _outcome(wanted: Wanted, process: BaseProcess, log: Path, seconds: float) ->
 
     if status == 0 and wanted.finished() is None:
         # What runs in the child may end it at once, as os._exit(0) does, and nobody hears of it.
-        found = "the process ended with status 0, and the run has not reached its limits"
+        found = "the process ended with status 0, but the run has not finished"
         return Outcome(wanted, 1, seconds, f"{found} (output: {log})")
     if status == 0:
         log.unlink()

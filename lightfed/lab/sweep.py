@@ -348,7 +348,7 @@ def _train(wanted: Wanted) -> int:
         raise
 
     if wanted.finished() is None:
-        found = "the command ended, and the run has not reached its limits"
+        found = "the command ended, but the run has not finished"
         raise UserError(wanted.name, found, "run the same command again")
     return 0
 
@@ -368,7 +368,7 @@ def _lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int,
         texts = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         found = f"{file} cannot be read ({error})"
-        raise UserError("sweep", found, "name a list of arguments, a run on a line") from error
+        raise UserError("sweep", found, "name a file with the arguments of one run on each line") from error
     if only is not None and only > len(texts):
         raise UserError("--line", f"{only}, but {file} has {len(texts)}", "count from 1")
 

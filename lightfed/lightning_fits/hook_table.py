@@ -286,7 +286,7 @@ def acts_on_steps(callback: Callback) -> bool:
         raise UserError("trainer.callbacks", found, "remove it")
     for unfit, fix in _UNFIT.items():
         if isinstance(callback, unfit):
-            raise UserError("trainer.callbacks", f"{name}, which no session can have", fix)
+            raise UserError("trainer.callbacks", f"{name}, which does not work in sessions", fix)
 
     overridden = [hook for hook in _STEP if is_overridden(hook, callback, Callback)]
     if _hears(callback, overridden) == "rounds":

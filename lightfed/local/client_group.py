@@ -111,7 +111,7 @@ class ClientGroup:
         if data.task == "columns":
             raise UserError(
                 key,
-                f"{type(network).__name__} is a network, and the samples are named columns",
+                f"{type(network).__name__} is a plain network, but the samples have named columns",
                 "name a LightningModule whose training_step takes such batches",
             )
         if data.task == "masked_lm":

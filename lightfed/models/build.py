@@ -39,7 +39,7 @@ def blank(data: DataSpec, *, samples: int) -> Tensor:
     if data.task == "columns":
         raise UserError(
             key="model.algorithm",
-            found="it works on networks, and the samples are named columns",
+            found="it needs a plain network, but the samples have named columns",
             fix="choose another one, such as FedAvg",
         )
     dtype = torch.int64 if data.task == "masked_lm" else torch.float32

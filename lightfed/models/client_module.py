@@ -68,8 +68,8 @@ class ClientModule(NetworkClient):
         if not isinstance(module, ClientModule):
             raise UserError(
                 key="model.clients",
-                found=f"{type(module).__name__}, which is no network that classifies",
-                fix=f"{method} trains such networks; name one",
+                found=f"{type(module).__name__}, which is not a classifier",
+                fix=f"{method} needs a classifier",
             )
         return module
 

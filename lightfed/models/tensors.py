@@ -30,7 +30,7 @@ def check_memory(module: nn.Module, key: str) -> None:
             if _overlap(tensor, other):
                 raise UserError(
                     key=key,
-                    found=f"{name} lies in the memory of {other_name}",
+                    found=f"{name} shares memory with {other_name}",
                     fix="share the tensor itself, as in a.weight = b.weight, or clone its data",
                 )
         neighbors.append((name, tensor))

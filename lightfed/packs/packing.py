@@ -152,7 +152,7 @@ class Packs:
             UserError: As many clients as the user asks for do not fit `memory`.
         """
         if fleet.data.task == "columns":
-            raise _TrainsAlone("its samples are named columns")
+            raise _TrainsAlone("its samples have named columns")
 
         # A graph of torch.compile is one client's. In a pack it would be compiled again for every
         # number of clients and size of a batch, until torch gives up.

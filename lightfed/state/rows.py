@@ -344,7 +344,7 @@ class LiveModule:
             if parameter.requires_grad:
                 raise UserError(
                     key="model.clients",
-                    found=f"{path} was frozen when the run began, and is to be trained now",
+                    found=f"{path} was frozen when the run began, but is trainable now",
                     fix="freeze it later, by a callback",
                 )
 

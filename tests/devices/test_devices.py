@@ -101,7 +101,7 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
     assert rule.next(3.0, everyone) == 5.0
 
     only_the_first = np.array([True, False])
-    with pytest.raises(UserError, match=r"availability\.init_args\.path: nobody is there after 2 "):
+    with pytest.raises(UserError, match=r"availability\.init_args\.path: no client is available after 2 "):
         rule.next(2.0, only_the_first)
 
 
@@ -129,11 +129,11 @@ def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("client,from,to\n3,0,2\n3,2,1\n", "row [1] is no interval of a client; give a client"),
-        ("client,from,to\n1,0,late\n", "row [0] is no interval of a client"),
+        ("client,from,to\n3,0,2\n3,2,1\n", "row [1] is not an interval of a client; give a client"),
+        ("client,from,to\n1,0,late\n", "row [0] is not an interval of a client"),
         (
             "client,from,to\n3,0,2\n1,5,6\n3,1,4\n",
-            "row [2] overlaps another of its client; give disjoint",
+            "row [2] overlaps another interval of the same client; give disjoint",
         ),
         ("client,from\n3,2\n", "has no column to"),
     ],

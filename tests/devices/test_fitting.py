@@ -79,7 +79,7 @@ def test_each_client_gets_the_largest_density_in_time() -> None:
 
 
 def test_a_device_that_fits_nothing() -> None:
-    with pytest.raises(UserError, match=r"6 clients can train none; c needs") as stated:
+    with pytest.raises(UserError, match=r"6 clients cannot train any model; c needs") as stated:
         fit(FastestFit(memory=True), levels("a", "c"), Devices(memory=1.0))
     assert stated.value.key == "model.assign.memory"
 

@@ -195,7 +195,7 @@ def test_clients_that_are_not_there_are_not_asked() -> None:
         (FedAvg, Policy(quorum=9), "model.policy.quorum: 9 of 3 clients"),
         (FedAvg, Policy(over_select=0.5), "model.policy.over_select: 0.5 more than 3 of 3"),
         (FedAvg, Policy(grace=1.0), "model.policy.grace: given without a quorum"),
-        (FedAvg, Policy(late="keep"), "model.policy.late: keep, and none is late"),
+        (FedAvg, Policy(late="keep"), "model.policy.late: keep, but no update can be late"),
         (FedAvg, Policy(dropout=1.0), "model.policy.dropout: 1.0; give a probability below 1"),
     ],
 )
@@ -212,7 +212,7 @@ def test_settings_without_effect_are_refused() -> None:
         return fleet_of([group], algorithm, random_data([3] * 3), devices=devices, policy=policy)
 
     fed = fleet(DisPFL(Ring(), rounds=2), Devices(availability=Bernoulli(0.5)))
-    with pytest.raises(UserError, match=r"model\.devices\.availability: given, and the method"):
+    with pytest.raises(UserError, match=r"model\.devices\.availability: given, but the method"):
         run_round(fed, 0)
 
     fed = fleet(HeteroFL("dynamic"), Devices(), Policy(quorum=1, late="keep"))

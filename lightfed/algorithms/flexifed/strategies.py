@@ -153,7 +153,7 @@ class MaxCommon(FlexiFed):
         if share_classifier and max_common_layers is not None:
             raise UserError(
                 key=f"{KEY}.share_classifier",
-                found=f"true, together with max_common_layers: {max_common_layers}",
+                found=f"true, but max_common_layers is set: {max_common_layers}",
                 fix="keep one of the two",
             )
         self.max_common_layers = max_common_layers

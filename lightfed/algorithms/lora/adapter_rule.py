@@ -266,7 +266,7 @@ class AdapterRule(Algorithm):
             if bias in self.others and len(scales) > 1:
                 raise UserError(
                     "model.clients",
-                    f"{bias} of groups with unlike alpha / rank",
+                    f"{bias}, but groups differ in alpha / rank",
                     "leave out lora_bias",
                 )
 

@@ -147,14 +147,14 @@ def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:
     """Return the model in a folder.
 
     Raises:
-        UserError: It is no folder of a model, or the model cannot be loaded.
+        UserError: It is not the folder of a model, or the model cannot be loaded.
     """
     import transformers
 
     folder = Path(base).expanduser()
     fix = "name a folder with config.json and weights, or a function -> nn.Module that makes it"
     if not (folder / "config.json").is_file():
-        raise UserError("base", f"{base} is no folder of a model", fix)
+        raise UserError("base", f"{base} is not the folder of a model", fix)
 
     try:
         if task == "causal":
@@ -186,7 +186,7 @@ def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn
             raise UserError(
                 f"lora.{key}",
                 str(lora[key]),
-                f"leave it out; the client's {argument} says it",
+                f"remove it: the client's {argument} sets it",
             )
 
     kind = "CAUSAL_LM" if task == "causal" else "SEQ_CLS"

@@ -106,7 +106,7 @@ class HeteroFL(Algorithm):
         if data.task == "columns":
             raise UserError(
                 key="model.algorithm",
-                found="it sets logits of classes, and the samples are named columns",
+                found="it masks logits of classes, but the samples have named columns",
                 fix="choose FedAvg",
             )
         drop_statistics(module)  # static batch normalization: no statistics are tracked in training

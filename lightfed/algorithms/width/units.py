@@ -29,7 +29,7 @@ def assign(fed: Fleet, groups: Mapping[int, int]) -> None:
     if fed.keeps:
         raise UserError(
             key="model.policy.late",
-            found="keep, and clients change their groups",
+            found="keep, but clients change their groups",
             fix="drop late updates",
         )
     fed.places.assign(groups)

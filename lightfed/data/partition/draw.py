@@ -300,7 +300,7 @@ def _check_arguments(dataset: Dataset, scheme: Partitioner, clients: int) -> Non
     if scheme.needs_classes and not dataset.classes:
         raise UserError(
             key="data.partition",
-            found=f"{type(scheme).__name__} deals classes, and the samples have none",
+            found=f"{type(scheme).__name__} splits by classes, but the samples have none",
             fix=(
                 "choose Iid or Quantity; or name a column of classes: label of Hub, by of FromTorch"
             ),
@@ -362,7 +362,7 @@ def _check_no_sample_twice(
     if not repeated:
         return
 
-    found = f"{scheme!r} deals {repeated} samples to clients again"
+    found = f"{scheme!r} gives {repeated} samples to several clients"
     if key == "data.personal_test":
         fix = "choose match or labels, so that no client is tested on what others train on"
         raise UserError(key, f"split, but {found}", fix)

@@ -296,7 +296,7 @@ class Natural(_Dealer):
         if task.groups is None:
             raise UserError(
                 key="data.partition",
-                found="the data set has no natural owners",
+                found="the data set does not name the owners of its samples",
                 fix="choose another scheme",
             )
 
@@ -305,7 +305,7 @@ class Natural(_Dealer):
             raise UserError(
                 key="data.partition",
                 found=(
-                    f"{task.clients} clients, but the training set has {len(names)} natural owners"
+                    f"{task.clients} clients, but the training set has only {len(names)} owners"
                 ),
                 fix="lower the number of clients (model.clients)",
             )

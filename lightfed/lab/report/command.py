@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
             command += " ..."
         raise UserError(
             key="report",
-            found=f"{len(options.run)} folders, and a page is of one run",
+            found=f"{len(options.run)} folders, but a page shows one run",
             fix=f"compare them: {command}",
         )
 

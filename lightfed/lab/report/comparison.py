@@ -293,7 +293,7 @@ def numbers(
         raise UserError(
             key="--json",
             found=f"runs of {text.counted(len(experiments), 'experiment')}",
-            fix="name runs of two, which differ in more than the seed",
+            fix="name the runs of two experiments, which differ in more than the seed",
         )
 
     pairs = pairs_of(experiments, differ)
@@ -589,7 +589,7 @@ def provisos(runs: Sequence[Run], counted: Sequence[Run]) -> list[str]:
                 add("synthetic data", run)
             failures = failures_text(run)
             if failures != NOTHING:
-                add("sessions left out", run, f" ({failures})")
+                add("sessions skipped", run, f" ({failures})")
             if run.environment.get("reconfigured"):
                 add("other settings in some rounds", run)
 

@@ -58,7 +58,7 @@ def headline(run: Run) -> str:
 
     failures = failures_text(run)
     if failures != NOTHING:
-        parts.append(f"{failures} sessions left out")
+        parts.append(f"{failures} sessions skipped")
     if record.get("reconfigured"):
         parts.append("other settings in some rounds")
     return ", ".join(parts)

@@ -263,7 +263,7 @@ def test_no_client_is_tested_on_what_is_trained_on() -> None:
 
     with pytest.raises(UserError, match=r"personal_test: split, but Diversity.* again"):
         draw(Diversity(2, 100), test="split")
-    with pytest.raises(UserError, match=r"Twice\(\) deals 1 samples to clients again;"):
+    with pytest.raises(UserError, match=r"Twice\(\) gives 1 samples to several clients;"):
         draw(Twice(), clients=2, test="split")
     assert draw(Twice(), clients=2).train(1).tolist() == [10, 11, 12, 12]
     assert "14 training samples (13 different), 2 clients" in draw(Twice(), clients=2).table()

@@ -168,7 +168,7 @@ def test_natural(owners: int, clients: int, seed: int) -> None:
     groups = rng.permutation(np.concatenate([np.arange(owners), rng.integers(owners, size=50)])) * 3
     labels = np.zeros(len(groups), dtype=np.int64)
     if clients > owners:
-        with pytest.raises(UserError, match=f"{clients} clients, but .* {owners} natural owners"):
+        with pytest.raises(UserError, match=f"{clients} clients, but .* {owners} owners"):
             Natural().split(labels, clients=clients, num_classes=1, rng=rng, groups=groups)
         return
 

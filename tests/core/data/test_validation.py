@@ -101,7 +101,7 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 def test_samples_that_two_clients_hold_are_refused() -> None:
     x = torch.randn(6, 4)
     data = data_of(x, torch.arange(6) % 3, [[0, 1, 2, 3], [3, 4, 5]], validation=0.2)
-    with pytest.raises(UserError, match=r"data\.validation: not 0, and .* deals 1 samples"):
+    with pytest.raises(UserError, match=r"data\.validation: not 0, and .* gives 1 samples"):
         data.prepare(clients=2, seed=0, device=CPU)
 
 

@@ -196,7 +196,7 @@ SHARED = [
 
 @pytest.mark.parametrize("made", SHARED)
 def test_tensors_in_one_anothers_memory_are_refused(made: Any) -> None:
-    with pytest.raises(UserError, match=KEY + r".* lies in the memory of "):
+    with pytest.raises(UserError, match=KEY + r".* shares memory with "):
         fleet_of([build(made)], FedAvg(), random_data([5, 4]))
 
 

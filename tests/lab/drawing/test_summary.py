@@ -24,7 +24,7 @@ def test_the_summary_holds_the_final_figures(
     print_summary(write_run(tmp_path / "run"))
     rows = _cells(capsys.readouterr().out)
     headline = "known: HeteroFL on Digits, 4 clients in 2 groups, 3 rounds, seed 7, 2 ranks"
-    assert f"{headline}, 1 of 12 sessions left out" in rows
+    assert f"{headline}, 1 of 12 sessions skipped" in rows
     assert rows["global accuracy"] == ["75.00 %", "best 75.00 % in round 3"]
     assert rows["a"] == ["2", "90.00 %", "80.00 %", "1.00 kB", "4.00 GFLOPs"]
     assert rows["b"] == ["2", "40.00 %", "30.00 %", "500 B", "2.00 GFLOPs"]

@@ -52,7 +52,7 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["report", "empty"], "report: empty holds no metrics.csv; name the folder of a run"),
         (
             ["report", "p", "q"],
-            "report: 2 folders, and a page is of one run; compare them: lightfed compare p q",
+            "report: 2 folders, but a page shows one run; compare them: lightfed compare p q",
         ),
         (["compare", "p"], "compare: a comparison of 1 run; name two or more runs"),
         (["compare", "p", "nowhere"], "compare: there is no folder nowhere"),
@@ -65,7 +65,7 @@ def test_a_target_reaches_the_table(tmp_path: Path) -> None:
         (["compare", "p", "q", "--seeds", "0-1"], "--seeds: the runs are there already; leave it"),
         (["compare", "p", "q", "--slurm"], "--slurm: the runs are there already; leave it out"),
         (["compare", "a.yaml", "a.yaml", "--std"], "--std: given for configurations; leave"),
-        (["compare", "p", "q", "--json"], "--json: runs of 1 experiment; name runs of two"),
+        (["compare", "p", "q", "--json"], "--json: runs of 1 experiment; name the runs of two"),
         (["compare", "p", "q", "--metric", "x"], "--metric: x, which some runs do not have"),
         *(
             (["compare", "p", "q", "--target", value], f"--target: {value}; give an accuracy in 0")

@@ -40,7 +40,7 @@ def test_the_cards_hold_the_final_figures(page: ReadPage) -> None:
         "compute": ("12.0 GFLOPs", "3.00 GFLOPs per client"),
         "time / round": ("1.50 s", "4.50 s in all"),
     }
-    assert "2 ranks, 1 of 12 sessions left out" in page.texts["p"]
+    assert "2 ranks, 1 of 12 sessions skipped" in page.texts["p"]
 
 
 def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path) -> None:

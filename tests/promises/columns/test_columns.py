@@ -192,7 +192,7 @@ def test_methods_that_need_networks_refuse_columns(algorithm: Any, tmp_path: Pat
 
 def test_a_pack_of_columns_says_why_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path, Tagger, tagged(), side_by_side=2)
-    assert "its samples are named columns" in caplog.text
+    assert "its samples have named columns" in caplog.text
 
 
 @pytest.mark.usefixtures("regression")

@@ -396,7 +396,7 @@ CLOUDS = [
          {"model.devices": {"table": "nowhere.csv"}}),
     Case("model.policy.deadline", "and the fastest client needs",
          {"model.devices": {"up": 1.0}, "model.policy": {"deadline": 1.0}}),
-    Case("model.policy", "given, and sessions take no time", {"model.policy": {"deadline": 1.0}}),
+    Case("model.policy", "given, but sessions take no time", {"model.policy": {"deadline": 1.0}}),
     Case("model.assign.deadline", "clients can train none",
          {"model.devices": {"up": 1.0}, "model.assign": {"deadline": 1.0}}),
     Case("model.fraction", "model.algorithm.init_args.active says",

@@ -174,7 +174,7 @@ def test_a_sweep_does_not_take_an_exit_for_a_finished_run(code: str, folder: Pat
     wanted = Wanted.of(FIT)
     (outcome,) = run_all([wanted])
     assert outcome.status == (2 if code == "0" else 1)
-    expected = "SystemExit: 0" if code == "0" else "the run has not reached its limits"
+    expected = "SystemExit: 0" if code == "0" else "the run has not finished"
     assert expected in outcome.said
 
 

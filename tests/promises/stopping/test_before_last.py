@@ -235,7 +235,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a billion shards": (given(10**9, SHARDS, "ranks"), "1000000000 are named"),
     "no state": (without("state_dict"), "lacks state_dict"),
     "a state that is a list": (given([1], "state_dict"), "has a list as state_dict"),
-    "no loops": (without("loops"), "lacks loops"),
+    "no loops": (without("loops"), "has only weights"),
     "loops without a fit": (without("loops", "fit_loop"), "cannot be restored"),
     "loops of texts": (given("x", "loops", "fit_loop"), "cannot be restored"),
     "no fingerprint": (without("lightfed_fingerprint"), "lacks lightfed_fingerprint"),
