@@ -37,19 +37,25 @@ TEXT = """# Which method
 
 ## How to choose
 
-| your clients | take |
-|---|---|
-| differ in width | `HeteroFL`; `FedRolex`, if every part of the large model should be trained on all clients' data; `FjORD`, if a client should run at several widths |
-| differ in depth | `MaxCommon` for networks that share their first layers; `DepthFL` for one network with classifiers at several depths |
-| differ in architecture | cheapest: one vector per class (`FedProto`, `FedTGP`, `FedGH`, `FD`); a small shared network costs more and transfers more (`FML`, `FedMRL`, `PFedMoE`) |
-| fine-tune a large pretrained model | adapters: `RankMean` to begin with; `FLoRA` or `FedExLoRA` for the exact mean of their products |
-| have one architecture and similar data | `FedAvg`; try `model.server_optimizer` before anything else |
-| drift, because data differ and sessions are long | `SCAFFOLD` or `FedDyn`; `FedNova`, if numbers of steps differ |
-| need a model each, not one for all | `FedPer` or `FedBN`, which cost nothing; `Ditto`, which trains a second model; `FedRep`, `APFL` and `PFedMe` are between them |
-| are slow | `FedBuff` |
-| have no server | `DisPFL` or `DPSGD` |
-| have servers between them and the cloud | `FedBCD` |
-| are served unequally well | `QFFL` |
+Your clients
+
+- differ in width: `HeteroFL`; `FedRolex`, if every part of the large model should be trained on all
+  clients' data; `FjORD`, if a client should run at several widths.
+- differ in depth: `MaxCommon` for networks that share their first layers; `DepthFL` for one network
+  with classifiers at several depths.
+- differ in architecture: one vector per class is cheapest (`FedProto`, `FedTGP`, `FedGH`, `FD`); a
+  small shared network costs more and transfers more (`FML`, `FedMRL`, `PFedMoE`).
+- fine-tune a large pretrained model: adapters, with `RankMean` to begin with; `FLoRA` or
+  `FedExLoRA` for the exact mean of their products.
+- have one architecture and similar data: `FedAvg`; try `model.server_optimizer` first.
+- drift, because data differ and sessions are long: `SCAFFOLD` or `FedDyn`; `FedNova`, if numbers of
+  steps differ.
+- need a model each, not one for all: `FedPer` or `FedBN`, which cost nothing; `Ditto`, which trains
+  a second model; `FedRep`, `APFL` and `PFedMe` are between them.
+- are slow: `FedBuff`.
+- have no server: `DisPFL` or `DPSGD`.
+- have servers between them and the cloud: `FedBCD`.
+- are served unequally well: `QFFL`.
 
 Whatever you choose, compare it with `Standalone` and `FedAvg`, with rates that were tuned alike.
 

@@ -76,7 +76,11 @@ class APFL(Algorithm):
     @override
     def session_start(self, s: SessionContext) -> None:
         if self.adaptive and s.lr is None:
-            raise UserError("model.optimizer", "an optimizer whose learning rate is unknown", "name one, or adaptive: false")
+            raise UserError(
+                "model.optimizer",
+                "an optimizer whose learning rate is unknown",
+                "name one, or adaptive: false",
+            )
         net: Any = s.module.net
         net.turn = "w"
         net.adapts = self.adaptive

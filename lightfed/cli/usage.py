@@ -6,16 +6,16 @@ from difflib import get_close_matches
 from lightfed.utils.errors import UserError
 
 COMMANDS = {
-    "fit": "run the rounds of a configuration",
-    "validate": "evaluate the server's and the clients' models of a checkpoint",
+    "fit": "train a federation",
+    "validate": "evaluate the models of a checkpoint",
     "test": "the same as validate, with Lightning's test hooks",
-    "partition": "print the split of the data over the clients",
-    "groups": "print the layers that client groups have in common (FlexiFed's trie)",
-    "plan": "print the speed, bytes and memory of a run on many ranks",
-    "compare": "say which of two methods is better, and at what cost; or compare run folders",
+    "partition": "print how the data are split among the clients",
+    "groups": "print which layers client groups share (FlexiFed's trie)",
+    "plan": "print bytes, memory and speed of a run on many ranks",
+    "compare": "say which of two methods is better, by how much and at what cost",
     "study": "run the methods of a study on equal terms, and say whether its claims hold",
     "sweep": "run the experiments in a file, skipping finished ones",
-    "configs": "list the configurations in the installation, copy or explain them",
+    "configs": "list, copy or explain the configurations in the installation",
     "slurm": "copy the scripts for a SLURM cluster",
     "report": "make the page of a run folder",
     "export": "write a folder to share: a model of a finished run, with a model card",

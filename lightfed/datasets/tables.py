@@ -203,8 +203,7 @@ def coded(
             if isinstance(value, list | dict) or value not in number_of:
                 raise UserError(
                     key=f"{KEY}.{key}",
-                    found=f"{split}: sample {position} has {value!r}, "
-                    "which no training sample has",
+                    found=f"{split}: sample {position} has {value!r}, which no training sample has",
                     fix="give whole numbers or words, and train on samples of every class",
                 )
             numbers.append(number_of[value])

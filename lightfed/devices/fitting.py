@@ -79,7 +79,8 @@ class FastestFit:
             longest = f"{session_seconds[-1].max():.4g} virtual seconds"
             raise UserError(
                 f"{KEY}.{limit}",
-                f"{has_no_model.sum()} clients cannot train any model; {names[-1]} needs up to {longest} "
+                f"{has_no_model.sum()} clients cannot train any model; {names[-1]} needs up to "
+                f"{longest} "
                 f"and {memory[-1]:.4g} bytes",
                 "raise the limit, or add a smaller model at the end",
             )

@@ -67,7 +67,9 @@ class Policy:
         self._check_waiting(sampled, clients)
 
         if self.late == "keep" and self.waits:
-            raise UserError(f"{KEY}.late", "keep, but no update can be late", "give a deadline or a quorum")
+            raise UserError(
+                f"{KEY}.late", "keep, but no update can be late", "give a deadline or a quorum"
+            )
 
         if not 0 <= self.dropout < 1:
             raise UserError(f"{KEY}.dropout", str(self.dropout), "give a probability below 1")
@@ -90,7 +92,9 @@ class Policy:
                     "give at least 1 and at most all of a round",
                 )
             if self.over_select:
-                raise UserError(f"{KEY}.quorum", "given together with over_select", "give one of the two")
+                raise UserError(
+                    f"{KEY}.quorum", "given together with over_select", "give one of the two"
+                )
 
         if not self.over_select >= 0:
             raise UserError(f"{KEY}.over_select", str(self.over_select), "give 0 or more")

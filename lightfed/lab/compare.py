@@ -424,37 +424,37 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed compare",
         allow_abbrev=False,
-        description="Say which of two methods is better, and at what cost: of configurations, of "
-        "which missing runs are run, or of run folders. Of several, each is compared with the "
-        "first.",
+        description="Say which of two methods is better, by how much and at what cost. Give "
+        "configurations, whose missing runs are trained, or finished run folders. Of several, each "
+        "is compared with the first.",
     )
     add = parser.add_argument
     what = (
-        "the configuration that is compared with, and the one that may be better, which may be "
-        "the same file with other --set-b; or run folders, and folders of runs"
+        "the baseline and the method to compare with it: two configurations (the same file twice, "
+        "with --set-b, for one change), or run folders, or folders that hold runs"
     )
     add("what", nargs="+", metavar="A B ...", help=what)
-    add("--metric", metavar="COLUMN", help="of the answer (default: the first of metrics.csv)")
+    add("--metric", metavar="COLUMN", help="answer for this metric (default: the first)")
     goal = (
-        "compare the costs until this was first measured, such as personal/accuracy>=0.9; a "
-        "number alone is a value of the metric of the answer"
+        "also compare the costs until this is first reached, such as personal/accuracy>=0.9; a "
+        "number alone is a value of --metric"
     )
     add("--target", metavar="METRIC>=X", help=goal)
-    permitted = "a key in which methods may differ, though it decides what is measured"
+    permitted = "permit A and B to differ in this key, though it decides what is measured"
     add("--differ", action="extend", nargs="+", default=[], metavar="KEY", help=permitted)
     place = "where to write the page (default: compare or comparison, beside the runs)"
     add("--output", type=Path, metavar="FOLDER", help=place)
     add_files(parser)
-    add("--json", action="store_true", help="print the comparison of two for a program")
+    add("--json", action="store_true", help="print the comparison as JSON")
 
     add = parser.add_argument_group("for configurations").add_argument
-    for flag, of in (("--set", "both"), ("--set-a", "A"), ("--set-b", "B")):
-        about = f"a value for {of}"
+    for flag, of in (("--set", "A and B"), ("--set-a", "A alone"), ("--set-b", "B alone")):
+        about = f"set this key for {of}"
         add(flag, action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=about)
-    add("--seeds", type=seeds, help="of the runs (default: 0-4)")
-    alike = "values to search for each method alike, such as model.optimizer.lr=.01,.03,.1"
+    add("--seeds", type=seeds, help="seeds to compare (default: 0-4)")
+    alike = "search these values for both methods alike, such as model.optimizer.lr=.01,.03,.1"
     add("--tune", action="extend", nargs="+", default=[], metavar="KEY=X,Y", help=alike)
-    of_search = "of the search: one, or several such as 100-102 (default: 100)"
+    of_search = "seed of the search, or several, such as 100-102 (default: 100)"
     add("--tune-seed", type=seed_list, metavar="SEEDS", help=of_search)
     stop = "run no more seeds once the answer is known, which is looked at a few times"
     add("--until", choices=[DECIDED], help=stop)
@@ -464,11 +464,11 @@ def _parser() -> argparse.ArgumentParser:
     add_execution(parser)
 
     add = parser.add_argument_group("for run folders").add_argument
-    rows = "runs that differ only in the seed share a row (the default); --no-group: a row a run"
+    rows = "one row for runs that differ only in the seed (the default), or one row per run"
     add("--group", action=argparse.BooleanOptionalAction, default=True, help=rows)
-    wide = "a row for each method, a column for each value of a setting, such as partition"
+    wide = "one row per method, one column per value of a setting, such as partition"
     add("--pivot", metavar="SETTING", help=wide)
-    chosen = "of metrics.csv, for the table instead of the usual ones: personal/accuracy,train_loss"
+    chosen = "show these columns of metrics.csv, such as personal/accuracy,train_loss"
     add("--columns", type=lambda text: text.split(","), default=(), metavar="A,B", help=chosen)
-    add("--std", action="store_true", help="sample deviations over seeds instead of intervals")
+    add("--std", action="store_true", help="show standard deviations over seeds, not intervals")
     return parser

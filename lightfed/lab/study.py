@@ -236,15 +236,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed study",
         allow_abbrev=False,
-        description="Run what is missing of a study, and print its table and whether its claims "
+        description="Run the missing runs of a study. Print its table, and whether its claims "
         "hold.",
     )
     named = f"a file, lightfed:NAME of one in the installation, or one of {known}"
     parser.add_argument("name", metavar="NAME", help=named)
-    parser.add_argument("--case", metavar="NAME", help="of the study's cases, this one alone")
+    parser.add_argument("--case", metavar="NAME", help="run this case of the study alone")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--markdown", action="store_true", help="print a page for docs/studies")
-    what = "print the numbers for a program, and write no page"
+    what = "print the numbers as JSON, and write no page"
     output.add_argument("--json", action="store_true", help=what)
     add_files(parser)
     add_execution(parser)

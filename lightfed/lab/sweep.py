@@ -36,9 +36,9 @@ class PositiveInt(int):
 
 def add_execution(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that run many runs."""
-    at_once = "runs at once (default: 1, on a cluster all)"
+    at_once = "number of runs at the same time (default: 1; with --slurm: all)"
     parser.add_argument("--jobs", type=PositiveInt, metavar="N", help=at_once)
-    submit_it = "submit what is missing as a job array, and end"
+    submit_it = "submit the missing runs as a job array, and return"
     parser.add_argument("--slurm", action="store_true", help=submit_it)
 
 
@@ -117,11 +117,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         "lightfed sweep",
         allow_abbrev=False,
-        description="Run what is missing of a list: each line has the arguments of `lightfed`, "
-        "such as `fit --config FILE --model.seed 1`. Further arguments are added to every line.",
+        description="Run every line of a file that has not been run yet. A line has the arguments "
+        "of `lightfed`, such as `fit --config FILE --model.seed 1`. Further arguments are added to "
+        "every line.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the list; # begins a comment")
-    alone = "run this line alone, in this process: for a task of a job array"
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file; # begins a comment")
+    alone = "run only this line, in this process, as a task of a job array does"
     parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
     what = "print what became of each run for a program; the lines go to standard error"
@@ -368,7 +369,9 @@ def _lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int,
         texts = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         found = f"{file} cannot be read ({error})"
-        raise UserError("sweep", found, "name a file with the arguments of one run on each line") from error
+        raise UserError(
+            "sweep", found, "name a file with the arguments of one run on each line"
+        ) from error
     if only is not None and only > len(texts):
         raise UserError("--line", f"{only}, but {file} has {len(texts)}", "count from 1")
 

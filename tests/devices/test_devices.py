@@ -101,7 +101,9 @@ def test_intervals_of_a_file(tmp_path: Path) -> None:
     assert rule.next(3.0, everyone) == 5.0
 
     only_the_first = np.array([True, False])
-    with pytest.raises(UserError, match=r"availability\.init_args\.path: no client is available after 2 "):
+    with pytest.raises(
+        UserError, match=r"availability\.init_args\.path: no client is available after 2 "
+    ):
         rule.next(2.0, only_the_first)
 
 

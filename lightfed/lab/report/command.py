@@ -65,7 +65,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar=",".join(TABLES),
         help="also write each table as a file of these formats",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the final values for a program, not as a table"
-    )
+    parser.add_argument("--json", action="store_true", help="print the final values as JSON")
     return parser
