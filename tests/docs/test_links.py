@@ -22,7 +22,8 @@ WRITTEN = re.compile(r"reference/\w+\.(md|rst)$")
 
 def links(page: Path) -> list[tuple[str, str]]:
     """The texts and targets of a page's links, without those to other sites."""
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    prose = re.sub(r"`[^`\n]*`", "code", prose)
     found = re.findall(r"\[([^][]*)\]\(([^()\s]*)\)", prose)
     return [(text, target) for text, target in found if "://" not in target]
 
@@ -37,7 +38,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_a_text_and_a_target(page: Path) -> None:
     for text, target in links(page):
-        assert text or page.parts[-2] == "images", f"a link to {target} says nothing"
+        assert text, f"a link to {target} says nothing"
         path, _, anchor = target.partition("#")
         if WRITTEN.search(path):
             continue
