@@ -537,5 +537,8 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
 def _cells(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Return client * num_classes + class for each sample of all clients, (samples,)."""
     index, offsets = csr
-    client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return client * num_classes + labels[index]
+    first_cell = np.arange(len(offsets) - 1) * num_classes
+    cells = np.repeat(first_cell, np.diff(offsets))
+    # In place: many clients have tens of millions of samples together.
+    cells += labels[index]
+    return cells
