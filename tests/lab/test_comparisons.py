@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 import pytest
 
+from lightfed.cli import known_runs
 from lightfed.cli.command_line import main
 from lightfed.cli.dependencies import digest_of_file
 from lightfed.cli.wanted import Wanted
@@ -183,7 +184,7 @@ def test_a_comparison_that_is_there_needs_no_parser_until_a_run_is_missing(
     def check(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
         read_commands.extend(commands)
         files = {file: str(digest_of_file(file))}
-        return [wanted_of(*words[2:])._replace(files=files) for words in commands]
+        return [Wanted.of(list(words))._replace(files=files) for words in commands]
 
     def compared(*words: str) -> tuple[dict[str, Any], int]:
         """The answer, and how many commands were read for it."""
@@ -197,6 +198,8 @@ def test_a_comparison_that_is_there_needs_no_parser_until_a_run_is_missing(
         return answer, len(read_commands)
 
     monkeypatch.setattr(sweep, "check", check)
+    # The first training of a process changes its environment. A command would be a new process.
+    monkeypatch.setattr(known_runs, "circumstances", dict)
     answer, commands = compared("--seeds", "0-1")
     assert commands == 4
     assert compared("--seeds", "0-1") == (answer, 0)
@@ -268,7 +271,8 @@ def test_a_search_does_not_repeat_a_run_that_has_diverged(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short, rate = "--trainer.max_epochs=1", "--model.optimizer.lr=1e30"
-    known = wanted_of("run.yaml", short, rate, "--model.seed=100").diverged
+    # As in every search, clients keep a tenth of their samples.
+    known = wanted_of("run.yaml", short, rate, "--data.validation=0.1", "--model.seed=100").diverged
     known.parent.mkdir(parents=True)
     known.touch()
     words = ["--seeds", "0-1", "--set", short.lstrip("-"), "--tune", "model.optimizer.lr=.1,1e30"]

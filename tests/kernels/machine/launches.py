@@ -4,8 +4,8 @@
 
 prints one JSON array: of each distinct launch its kernel, the types that Triton's own binder sees
 in the arguments, its constants, and what the machine code for sm_90 is like. With `named` as an
-argument, they are only those that a case names. So what is examined is what a card would run. Tests run it in a process of its own: under TRITON_INTERPRET=1 there is
-nothing to compile.
+argument, they are only those that a case names. So what is examined is what a card would run. Tests
+run it in a process of its own: under TRITON_INTERPRET=1 there is nothing to compile.
 """
 
 import json
