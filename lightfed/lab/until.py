@@ -150,6 +150,9 @@ def hold_until(
         UserError: As `contest.hold`; or a method failed in some seeds.
         Submitted: What is missing has been submitted.
     """
+    looks_note, *_ = described(design)
+    print(looks_note, file=sys.stderr)
+
     entered = enter(methods, seeds, way, grid=grid, metric=metric, differ=differ)
     p_values: list[float] = []
     for n in design.looks:

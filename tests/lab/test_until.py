@@ -137,6 +137,8 @@ def test_a_null_case_is_given_up(
     found = json.loads(out)
     check(found, "compare")
     assert [sorted(set(seeds)) for seeds in pretended.seeds] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+    # The looks are said before the first run.
+    assert err.startswith("looks after 5, 8, 12, 16 and 20 seeds, fixed in advance; ")
     assert "look 1 of 5: -0.2 (" in err
     assert "it goes on" in err
 

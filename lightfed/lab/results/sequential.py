@@ -121,6 +121,8 @@ def angle_of(n: int, p: float) -> float:
     """Return the angle at which the two-sided p value of n differences is `p`, at most pi / 2."""
     from scipy.special import stdtrit
 
+    if p <= 0:
+        return 0.0
     t = -float(stdtrit(n - 1, p / 2))
     return math.atan2(math.sqrt(n - 1), t)
 
@@ -190,22 +192,31 @@ class NullWalk:
             self.mass = self.mass @ null_step(self.n, len(self.mass))
             self.n += 1
 
-    def p_that_ends(self, probability: float) -> float:
-        """Return the p value at or below which comparisons of this probability are."""
-        cumulated = np.concatenate([[0.0], np.cumsum(self.mass)])
-        angle = float(np.interp(probability / 2, cumulated, self._edges))
-        return p_of_angle(self.n, angle)
+    @property
+    def _cumulated(self) -> Numbers:
+        """The probability below each edge."""
+        return np.concatenate([[0.0], np.cumsum(self.mass)])
 
-    def end(self, p: float) -> float:
-        """End the comparisons whose p value is at most `p`, and return their probability."""
-        angle = angle_of(self.n, p)
-        width = self._edges[1]
-        share_above = np.clip((self._edges[1:] - angle) / width, 0.0, 1.0)
-        kept = np.minimum(share_above, share_above[::-1])
+    @property
+    def _power(self) -> float:
+        """Probabilities near 0 grow with the power n - 1 of the angle: this makes them linear."""
+        return 1 / (self.n - 1)
 
-        before = float(self.mass.sum())
-        self.mass = self.mass * kept
-        return before - float(self.mass.sum())
+    def angle_below(self, probability: float) -> float:
+        """Return the angle below which comparisons of this probability are."""
+        scaled = self._cumulated**self._power
+        return float(np.interp(probability**self._power, scaled, self._edges))
+
+    def mass_below(self, angle: float) -> float:
+        """Return the probability of comparisons below an angle."""
+        scaled = self._cumulated**self._power
+        return float(np.interp(angle, self._edges, scaled)) ** (self.n - 1)
+
+    def end(self, probability: float) -> None:
+        """End the comparisons of this probability whose angles are nearest to 0 and to pi."""
+        cumulated = self._cumulated
+        of_one_side = probability / 2
+        self.mass = np.diff(np.clip(cumulated, of_one_side, cumulated[-1] - of_one_side))
 
 
 def size_of(looks: Sequence[int], p_values: Sequence[float]) -> float:
@@ -221,7 +232,9 @@ def size_of(looks: Sequence[int], p_values: Sequence[float]) -> float:
         size = 0.0
         for n, p in zip(looks, p_values, strict=True):
             walk.go_to(n)
-            size += walk.end(p)
+            probability = 2 * walk.mass_below(angle_of(n, p))
+            walk.end(probability)
+            size += probability
         sizes.append(size)
     return float(_extrapolated(np.array(sizes[0]), np.array(sizes[1])))
 
@@ -247,12 +260,14 @@ def _boundaries(looks: Sequence[int], spent: Sequence[float], bins: int) -> list
     already = 0.0
     for n, until_now in zip(looks, spent, strict=True):
         walk.go_to(n)
-        # What the first look spends is its p value, even if that is far less than a bin has.
-        p = until_now
+        probability = until_now - already
+        # What the first look spends is its p value, however small that is.
+        p = probability
         if p_values:
-            p = walk.p_that_ends(max(until_now - already, 0.0))
+            p = p_of_angle(n, walk.angle_below(probability / 2))
         p_values.append(p)
-        already += walk.end(p)
+        walk.end(probability)
+        already = until_now
     return p_values
 
 
@@ -428,7 +443,10 @@ class Design:
             effect: The mean difference in standard deviations of the paired differences.
             repetitions: The number of simulated comparisons.
         """
-        values = np.random.default_rng(0).standard_normal((repetitions, self.most)) + effect
+        from lightfed.utils.rng import numpy_generator  # it imports torch
+
+        draws = numpy_generator(0, "comparison")
+        values = draws.standard_normal((repetitions, self.most)) + effect
         shown, seeds = self.ends(values)
         return float(shown.mean()), float(seeds.mean())
 

@@ -70,6 +70,15 @@ def test_a_design_spends_its_level_and_no_more(looks: tuple[int, ...]) -> None:
         assert size_of(looks, found) == pytest.approx(0.05, abs=2e-5)
 
 
+@pytest.mark.parametrize("level", [1e-6, 0.05 / 21, 0.5])
+def test_a_design_spends_other_levels_as_well(level: float) -> None:
+    """Those of a corrected claim, however small and however few the seeds are."""
+    for design in (DESIGN, Design.up_to(12), Design((2, 3, 4))):
+        found = design.boundaries(level)
+        assert max(found) <= level * (1 + 1e-6)
+        assert size_of(design.looks, found) == pytest.approx(level, rel=0.02)
+
+
 @pytest.mark.parametrize("looks", [(2, 3, 4), (3, 5, 9)])
 def test_the_integral_is_what_draws_say(looks: tuple[int, ...]) -> None:
     """Looks at 5 % each, with few degrees of freedom."""
@@ -207,5 +216,9 @@ def test_the_p_value_of_a_whole_comparison_is_its_level() -> None:
     assert DESIGN.overall_p([limits[0]]) == pytest.approx(0.05, rel=1e-4)
     assert DESIGN.overall_p([0.9, limits[1]]) == pytest.approx(0.05, rel=1e-3)
     assert DESIGN.overall_p([0.9, limits[1] / 2]) < 0.05
+    # Also where the smallest levels of few seeds are compared.
+    small = Design.up_to(12)
+    p = small.overall_p([0.094, 0.033, 0.0079])
+    assert small.boundaries(p)[2] == pytest.approx(0.0079, rel=1e-3)
     # It never grows with another look.
     assert DESIGN.overall_p([0.9, 0.02, 0.9]) == DESIGN.overall_p([0.9, 0.02])
