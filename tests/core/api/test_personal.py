@@ -170,3 +170,19 @@ def test_a_client_whose_shape_or_units_change_keeps_nothing() -> None:
     made = images(HeteroFL("dynamic"))
     with pytest.raises(UserError):
         run_round(made, 0)
+
+
+def test_rows_are_saved_in_their_own_types() -> None:
+    """A wider type would have the same values, and a checkpoint twice the size."""
+    fed = fleet(Ditto())
+    run_round(fed, 0)
+
+    saved = fed.client_rows.saved()
+
+    (floats,) = saved["floats"]
+    assert floats["values"].dtype == torch.float32
+    assert floats["clients"].tolist() == [0, 1, 2]
+    for client, values in enumerate(floats["values"]):
+        assert torch.equal(values, fed.row(client).floats)
+    for block in saved["integers"]:
+        assert block["values"].dtype == torch.int64
