@@ -232,18 +232,18 @@ _KEPT_BYTES = 2**16
 
 
 def resident(table: np.ndarray, device: torch.device) -> Tensor:
-    """Return a table on the device, as (elements,), copied only once.
+    """Return a table of int64 on the device, copied only once.
 
     Tables hold addresses of rows, which mostly stay where they are.
     """
     if table.nbytes > _KEPT_BYTES:
-        return to_device(table.ravel(), device)
-    return _resident(table.tobytes(), table.dtype, device)
+        return to_device(table, device)
+    return _resident(table.tobytes(), device)
 
 
 @lru_cache(maxsize=256)
-def _resident(table: bytes, dtype: np.dtype, device: torch.device) -> Tensor:
-    return to_device(np.frombuffer(table, dtype).copy(), device)
+def _resident(table: bytes, device: torch.device) -> Tensor:
+    return to_device(np.frombuffer(table, np.int64).copy(), device)
 
 
 def check_grid(name: str, programs: int) -> None:

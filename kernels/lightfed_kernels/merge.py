@@ -28,7 +28,7 @@ from lightfed_kernels._rows import (
     check_one_device,
     check_row,
     each_row,
-    resident,
+    to_device,
 )
 from lightfed_kernels.layout import ALIGNMENT
 from lightfed_kernels.slices import Members, SliceTable, checked_levels
@@ -147,7 +147,7 @@ def slice_take_(row: Tensor, outs: Rows, table: SliceTable, levels: Sequence[int
         return
 
     starts = np.searchsorted(sorted(ranks), range(len(table.ranks) + 1)).astype(np.int32)
-    first = resident(starts, table.device)
+    first = to_device(starts, table.device)
     tiles = table.tiles(row.dtype, min(ranks))
     _take(row, targets, *tiles, table.tensors, table.levels, first)
 
