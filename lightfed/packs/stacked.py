@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightfed.state.rows import ModelLayout, Row
 from lightfed.utils.torch_private import (
@@ -292,7 +293,7 @@ def _replace_forwards(
     if sizes is not None:
         for layer, path in places.filled_norms:
             layer.__dict__["forward"] = partial(
-                _filled_batch_norm, layer, path, values, sizes, level
+                _batch_norm_of_samples, layer, path, values, sizes, level
             )
             replaced_layers.append(layer)
 
@@ -421,8 +422,68 @@ def _max_pool(layer: nn.MaxPool2d, level: int, x: Tensor) -> Tensor:
     if images is None:
         return nn.MaxPool2d.forward(layer, x)
 
-    pooled = nn.MaxPool2d.forward(layer, images)
+    if images.is_cpu and images.is_contiguous():
+        pooled, *_ = _PoolByChannels.apply(images, layer)
+    else:
+        pooled = nn.MaxPool2d.forward(layer, images)
     return _add_batch_dim(pooled.unflatten(1, (-1, x.shape[1])), 1, level)
+
+
+class _OfClients(torch.autograd.Function):
+    """An operator on tensors of all clients, which `vmap` does not see."""
+
+    @staticmethod
+    @override
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        """Refuse tensors with an axis of `vmap`; torch asks for this method, and never calls it."""
+        raise NotImplementedError
+
+
+class _PoolByChannels(_OfClients):
+    """Max-pooling on a CPU, whose kernel is fast in the memory format channels_last alone.
+
+    The copies into that format and back take less than it saves. Outside of it nothing sees the
+    format, so maxima and gradients have the same bits as without the copies.
+    """
+
+    @staticmethod
+    @override
+    def forward(images: Tensor, layer: nn.MaxPool2d) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the maxima of contiguous images (N, C, H, W), which are contiguous, too.
+
+        The positions of the maxima and a copy of the images, channels_last, are for `backward`.
+        """
+        by_channels = images.contiguous(memory_format=torch.channels_last)
+        maxima, positions = F.max_pool2d_with_indices(by_channels, *_window(layer))
+        return maxima.contiguous(), positions, by_channels
+
+    @staticmethod
+    @override
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        _, ctx.layer = inputs
+        _, positions, by_channels = output
+        ctx.save_for_backward(by_channels, positions)
+        ctx.mark_non_differentiable(positions, by_channels)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        by_channels, positions = ctx.saved_tensors
+        by_maxima = gradients[0].contiguous(memory_format=torch.channels_last)
+        by_images = torch.ops.aten.max_pool2d_with_indices_backward(
+            by_maxima, by_channels, *_window(ctx.layer), positions
+        )
+        return by_images.contiguous(), None
+
+
+def _window(layer: nn.MaxPool2d) -> list[Any]:
+    """Return a layer's window, as both operators take it."""
+    window = [layer.kernel_size, layer.stride, layer.padding, layer.dilation]
+    pairs: list[Any] = []
+    for size in window:
+        pairs.append([size, size] if isinstance(size, int) else list(size))
+    return [*pairs, layer.ceil_mode]
 
 
 def _batch_norm(
@@ -460,10 +521,10 @@ def _batch_norm(
     return _add_batch_dim(by_client.transpose(1, 2), 0, level)
 
 
-def _filled_batch_norm(
-    layer: _BatchNorm, path: str, values: Views, sizes: Tensor, level: int, x: Tensor
+def _batch_norm_of_samples(
+    layer: _BatchNorm, path: str, values: Views, sizes: Tensor | None, level: int, x: Tensor
 ) -> Tensor:
-    """Return what batch normalization returns for clients whose batches have been filled up.
+    """Return what batch normalization returns for clients whose batches may have been filled up.
 
     Means and variances are those of the first `sizes[k]` samples of client k. What the samples
     beyond them are normalized to has no weight in the loss.
@@ -472,7 +533,7 @@ def _filled_batch_norm(
         layer: The layer.
         path: Its name among `values`.
         values: Parameters and buffers, (K, *shape) by name. Running statistics are updated here.
-        sizes: (K,).
+        sizes: (K,); None if no batch has been filled up.
         level: Of `vmap`.
         x: The layer's input, which `vmap` shows without its axis of clients.
 
@@ -484,38 +545,145 @@ def _filled_batch_norm(
         return type(layer).forward(layer, x)
 
     stacked_x = get_unwrapped(x).movedim(maybe_get_bdim(x), 1)  # (B, K, C, *size)
+    num_samples, clients, channels = stacked_x.shape[:3]
     values_of_sample = prod(stacked_x.shape[3:])
     # Only here does the host wait for a device: images have more than one value.
-    if values_of_sample == 1 and int(sizes.min()) == 1:
-        raise ValueError("batch normalization of a single value in each channel")
+    if values_of_sample == 1:
+        fewest = num_samples if sizes is None else int(sizes.min())
+        if fewest == 1:
+            raise ValueError("batch normalization of a single value in each channel")
 
     # Autocast computes statistics in full precision.
     precise_x = stacked_x.float()
-    others = [1] * (stacked_x.dim() - 3)
-    is_real = torch.arange(len(stacked_x), device=sizes.device)[:, None] < sizes  # (B, K)
-    real = is_real.view(*is_real.shape, 1, *others).to(precise_x.dtype)
-    counts = (sizes * values_of_sample)[:, None]  # (K, 1)
-
-    axes = [0, *range(3, stacked_x.dim())]
-    mean = (precise_x * real).sum(axes) / counts  # (K, C)
-    centered = precise_x - mean.view(*mean.shape, *others)
-    variance = (centered.square() * real).sum(axes) / counts
-
-    if has_statistics and layer.track_running_stats:
-        _update_statistics(layer, path, values, mean.detach(), variance.detach(), counts)
-
-    scale = torch.rsqrt(variance + layer.eps)
-    if layer.weight is None:
-        normalized = centered * scale.view(*scale.shape, *others)
+    if sizes is None:
+        real = None
+        counts = precise_x.new_full((1, 1), num_samples * values_of_sample)
     else:
+        is_real = torch.arange(num_samples, device=sizes.device)[:, None] < sizes
+        real = is_real.to(precise_x.dtype)[..., None]  # (B, K, 1)
+        counts = (sizes * values_of_sample)[:, None]  # (K, 1)
+
+    weight = None
+    bias = None
+    if layer.weight is not None:
         # Those of all clients, (C,), if they are frozen.
-        weight = values.get(f"{path}.weight".lstrip("."), layer.weight)
-        bias = values.get(f"{path}.bias".lstrip("."), layer.bias).expand_as(scale)
-        scale = scale * weight
-        normalized = torch.addcmul(
-            bias.view(*bias.shape, *others), centered, scale.view(*scale.shape, *others)
-        )
+        weight = values.get(f"{path}.weight".lstrip("."), layer.weight).expand(clients, channels)
+        bias = values.get(f"{path}.bias".lstrip("."), layer.bias).expand(clients, channels)
+
+    normalized, mean, variance = _NormOfClients.apply(
+        precise_x, weight, bias, real, counts, layer.eps
+    )
+    if has_statistics and layer.track_running_stats:
+        _update_statistics(layer, path, values, mean, variance, counts)
     return _add_batch_dim(normalized.to(x.dtype), 1, level)
+
+
+class _NormOfClients(_OfClients):
+    """Batch normalization of K clients by the statistics of their real samples.
+
+    Written out, it would be a dozen operators in each direction, most of which read or write all
+    images. Here only four of them do.
+    """
+
+    @staticmethod
+    @override
+    def forward(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        real: Tensor | None,
+        counts: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalized samples, their means (K, C), and their variances (K, C).
+
+        Args:
+            x: (B, K, C, *size).
+            weight: (K, C); None for no affine transform.
+            bias: (K, C), or None.
+            real: (B, K, 1), 1 for real samples and 0 for others; None if all are real.
+            counts: The number of real values in a channel, (K, 1) or (1, 1).
+            eps: Added to the variances.
+        """
+        mean = _sum_of_real(x, real) / counts
+        centered = x - mean.view(*mean.shape, *_ones(x))
+        variance = _sum_of_real(centered.square_(), real) / counts
+
+        # In evaluation mode the operator takes statistics as they are given.
+        normalized = torch.batch_norm(
+            x.flatten(1, 2), _flat(weight), _flat(bias), mean.flatten(), variance.flatten(),
+            False, 0.0, eps, False,
+        )  # fmt: skip
+        return normalized.unflatten(1, x.shape[1:3]), mean, variance
+
+    @staticmethod
+    @override
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        x, weight, _, real, counts, eps = inputs
+        _, mean, variance = output
+        ctx.save_for_backward(x, weight, real, counts, mean, variance)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias.
+
+        With y = w (x - m) / s + b, and sums over the n real samples of a channel,
+
+            dx = w / s (dy - sum(dy) / n - (x - m) / s * sum(dy (x - m) / s) / n)
+
+        The gradient dy of samples that are not real is 0, and so must be their dx.
+        """
+        x, weight, real, counts, mean, variance = ctx.saved_tensors
+        merged_x = x.flatten(1, 2)
+        by_output = gradients[0].flatten(1, 2)
+        if merged_x.is_contiguous():
+            by_output = by_output.contiguous()
+
+        # In evaluation mode the operator returns w / s * dy, and the two sums.
+        by_x, product_sums, sums = torch.ops.aten.native_batch_norm_backward(
+            by_output, merged_x, _flat(weight), mean.flatten(), variance.flatten(), None, None,
+            False, ctx.eps, [True, True, True],
+        )  # fmt: skip
+        product_sums = product_sums.view(mean.shape)
+        sums = sums.view(mean.shape)
+
+        inverse_deviation = torch.rsqrt(variance + ctx.eps)
+        factor = inverse_deviation if weight is None else weight * inverse_deviation
+        slope = factor * inverse_deviation * product_sums / counts
+        offset = factor * sums / counts - slope * mean
+        if real is not None:
+            slope = slope * real  # (B, K, C)
+            offset = offset * real
+
+        by_x = by_x.unflatten(1, x.shape[1:3])
+        by_x.addcmul_(x, slope.view(*slope.shape, *_ones(x)), value=-1)
+        by_x.sub_(offset.view(*offset.shape, *_ones(x)))
+        if weight is None:
+            return by_x, None, None, None, None, None
+        return by_x, product_sums, sums, None, None, None
+
+
+def _sum_of_real(x: Tensor, real: Tensor | None) -> Tensor:
+    """Return the sums of the real samples in every channel, (K, C), of x (B, K, C, *size)."""
+    # The innermost axes first: a sum over them is fast, and what is left is small.
+    sums = x.flatten(3).sum(3) if x.dim() > 3 else x
+    if real is not None:
+        sums = sums * real
+    return sums.sum(0)
+
+
+def _ones(x: Tensor) -> list[int]:
+    """Return the shape by which a tensor of channels is broadcast over x, (B, K, C, *size)."""
+    return [1] * (x.dim() - 3)
+
+
+def _flat(parameter: Tensor | None) -> Tensor | None:
+    """Return a parameter of all channels of all clients, (K C,), from (K, C)."""
+    return None if parameter is None else parameter.flatten()
 
 
 @torch.no_grad()
