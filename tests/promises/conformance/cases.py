@@ -129,6 +129,22 @@ class AdapterNet(nn.Module):
         return self.layers(x)
 
 
+class KnownAdapter(Adapted):
+    """An adapter of which `auto` is told that it can be packed."""
+
+    packs = True
+
+
+def adapted(num_classes: int = 10, rate: float = 1.0) -> nn.Module:
+    """Adapters of unlike rank, which `auto` packs."""
+    draw = torch.Generator().manual_seed(5)
+    weight = torch.randn(16, 64, generator=draw) / 8
+    rank = int(4 * rate)
+    return nn.Sequential(
+        nn.Flatten(), KnownAdapter(weight, rank, 8 / rank), nn.ReLU(), nn.Linear(16, num_classes)
+    )
+
+
 def dropped(num_classes: int = 10) -> nn.Module:
     """BatchNorm behind dropout: its statistics are drawn."""
     return nn.Sequential(nn.Dropout(0.2), NormNet(num_classes))
@@ -256,6 +272,10 @@ CASES = {
         partial(FedAPEN, NormNet, share_lr=0.5, learn="aggregated"), _mlp, data=joined
     ),
     "fedavg": Case(FedAvg),
+    "fedavg_packed_norms": Case(
+        FedAvg, partial(Conv, hidden=(8, 12), scaler=False), data=joined, clients=12,
+        federation={"fraction": 1.0},
+    ),
     "fedavg_frozen": Case(FedAvg, FrozenNet),
     "fedavg_uniform": Case(partial(FedAvg, "uniform")),
     "fedavg_local_statistics": Case(partial(FedAvg, buffers="local")),
@@ -303,6 +323,9 @@ CASES = {
     "rankmean": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
         federation={"store": "host"},
+    ),
+    "rankmean_packed": Case(
+        partial(RankMean, **_adapters), adapted, "ab", clients=12, federation={"fraction": 1.0}
     ),
     "rankmean_momentum": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,

@@ -16,6 +16,7 @@ from lightfed.testing.case import Case
 from lightfed.testing.conformance import Digests, check, digests_of
 from lightfed.testing.worker import Plan
 from tests.promises.conformance.cases import CASES, COMBINATIONS
+from tests.small import fit
 
 EVERY = CASES | COMBINATIONS
 KINDS = {
@@ -83,3 +84,15 @@ def test_every_case_on_every_number_of_ranks(
     digests = digests_of(plan, tmp_path)
     for name in plan.cases:
         check(plan, name, digests)
+
+
+@pytest.mark.parametrize("name", ["fedavg_packed_norms", "rankmean_packed"])
+def test_the_kit_has_statistics_and_adapters_that_auto_packs(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    federation = case.federation_of()
+    fit(federation, case.data(), tmp_path)
+
+    how = federation.fleet.training.side_by_side
+    assert len(how) == max(1, len(case.levels))
+    for clients_at_once in how.values():
+        assert isinstance(clients_at_once, int)
