@@ -59,6 +59,8 @@ for requirement in requires("torch"):
         print(requirement)
 PY
         install -r "$environment/of-torch.txt"
+        # transformers imports torchaudio wherever it is installed, and torchaudio refuses this torch.
+        "$environment/bin/python" -m pip uninstall --quiet --yes torchaudio
     fi
     touch "$complete"
 fi
