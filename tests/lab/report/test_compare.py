@@ -110,7 +110,7 @@ def test_a_pair_is_compared_beside_the_same_method_on_other_data(
 def test_a_run_that_failed_in_part_is_named(three: list[Path], tmp_path: Path) -> None:
     failed = {"global/accuracy": (0.1, 0.2), "participants": (5, 5), "excluded": (0, 2)}
     page = ReadPage(compare([*three, _write(tmp_path, "z", 1, metrics=failed)]))
-    assert "essions left out: z-seed1 (2 of 10)." in page.texts["p"]
+    assert "essions skipped: z-seed1 (2 of 10)." in page.texts["p"]
 
 
 def test_what_a_target_cost_is_a_mean_over_seeds_that_all_reached_it(tmp_path: Path) -> None:
