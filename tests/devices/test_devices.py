@@ -131,7 +131,10 @@ def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("client,from,to\n3,0,2\n3,2,1\n", "row [1] is not an interval of a client; give a client"),
+        (
+            "client,from,to\n3,0,2\n3,2,1\n",
+            "row [1] is not an interval of a client; number clients",
+        ),
         ("client,from,to\n1,0,late\n", "row [0] is not an interval of a client"),
         (
             "client,from,to\n3,0,2\n1,5,6\n3,1,4\n",

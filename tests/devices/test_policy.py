@@ -216,5 +216,5 @@ def test_settings_without_effect_are_refused() -> None:
         run_round(fed, 0)
 
     fed = fleet(HeteroFL("dynamic"), Devices(), Policy(quorum=1, late="keep"))
-    with pytest.raises(UserError, match=r"model\.policy\.late: keep, and clients change"):
+    with pytest.raises(UserError, match=r"model\.policy\.late: keep, but clients change"):
         run_round(fed, 0)

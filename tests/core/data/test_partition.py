@@ -261,9 +261,7 @@ def test_no_client_is_tested_on_what_is_trained_on() -> None:
         def split(self, labels: np.ndarray, **_: object) -> list[np.ndarray]:
             return [np.arange(10), np.array([10, 11, 12, 12])]
 
-    with pytest.raises(
-        UserError, match=r"personal_test: split, but Diversity.* to several clients"
-    ):
+    with pytest.raises(UserError, match=r"personal_test: split, but Diversity.* several clients"):
         draw(Diversity(2, 100), test="split")
     with pytest.raises(UserError, match=r"Twice\(\) gives 1 samples to several clients;"):
         draw(Twice(), clients=2, test="split")
