@@ -133,7 +133,7 @@ def test_tables_that_are_refused(text: str, line: str, tmp_path: Path) -> None:
     [
         (
             "client,from,to\n3,0,2\n3,2,1\n",
-            "row [1] is not an interval of a client; number clients",
+            "row [1] is not an interval of a client;",
         ),
         ("client,from,to\n1,0,late\n", "row [0] is not an interval of a client"),
         (
