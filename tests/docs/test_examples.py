@@ -137,6 +137,7 @@ RUN_BY = {
     "docs/howto/compare.md": "lab/test_comparisons.py",
     "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "docs/test_examples.py",
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",
+    "docs/howto/gpu.md": "docs/test_examples.py",
     "docs/howto/share.md": "lab/sharing/test_export_command.py",
 }  # fmt: skip
 

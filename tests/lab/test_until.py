@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,7 +37,14 @@ class Pretended:
         self.gains = dict(gains)
         self.failing: tuple[int, ...] = ()
 
-    def run(self, runs: Sequence[Wanted], *, jobs: int, to: TextIO | None = None) -> int:
+    def run(
+        self,
+        runs: Sequence[Wanted],
+        *,
+        jobs: int,
+        to: TextIO | None = None,
+        after: Callable[[Wanted], None] | None = None,
+    ) -> int:
         """Stand for `sweep.run`."""
         self.seeds.append([wanted.values["model.seed"] for wanted in runs])
         status = 0

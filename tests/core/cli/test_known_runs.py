@@ -188,6 +188,12 @@ def noted(folder: Path) -> list[dict[str, str] | None]:
     dependencies._folders_of_programs = lambda: programs  # type: ignore[assignment]
     sys.path.insert(0, str(folder))
 
+    # Tests before this one may have imported modules of users.
+    of_users = set(dependencies._modules_of_users())
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) in of_users:
+            del sys.modules[name]
+
     opened = Opened()
     importlib.import_module("users")
     (folder / "data.yaml").read_text()

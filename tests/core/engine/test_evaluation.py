@@ -174,8 +174,9 @@ def test_without_a_server_there_is_no_global_figure(algorithm: Algorithm) -> Non
 
 def test_clients_without_a_test_sample_have_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = fleet_with([ClientGroup(CLIENTS, Score)])
-    whole = fleet.data.test_batches
-    monkeypatch.setattr(fleet.data, "test_batches", lambda k: iter(()) if k == 4 else whole(k))
+    tested = fleet.data.tested["test"]
+    whole = tested.batches
+    monkeypatch.setattr(tested, "batches", lambda k: iter(()) if k == 4 else whole(k))
     metrics, reports = evaluate(fleet, kinds=("personal",))
     assert [r.client for r in reports] == [k for k in range(CLIENTS) if k != 4]
     assert metrics["personal/score"] == pytest.approx((sum(VALUES) - VALUES[4]) / (CLIENTS - 1))

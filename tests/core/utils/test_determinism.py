@@ -19,6 +19,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fills = torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.setenv(VARIABLE, "")  # restored even if it was not set
     monkeypatch.delenv(VARIABLE)
+    torch.use_deterministic_algorithms(False)
     yield
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = False
