@@ -323,9 +323,7 @@ def test_a_client_that_diverges_starts_again_and_spoils_no_mean(initial: Any) ->
 
 
 def test_options_that_cannot_be() -> None:
-    with pytest.raises(
-        UserError, match=r"share_classifier: true, but max_common_layers"
-    ):
+    with pytest.raises(UserError, match=r"share_classifier: true, but max_common_layers"):
         MaxCommon(max_common_layers=2, share_classifier=True)
 
 
