@@ -125,6 +125,30 @@ def test_a_table_may_name_the_files_of_images(tmp_path: Path) -> None:
     assert Hub(str(tmp_path / "list.csv"), **given).load("train").x.unique().tolist() == [7]
 
 
+def test_each_client_may_have_a_folder_of_images(tmp_path: Path) -> None:
+    owners = ("anna", "ben")
+    for split, count in (("train", 3), ("test", 1)):
+        lines = ["file_name,kind,owner"]
+        for brightness, owner in enumerate(owners):
+            folder = tmp_path / "photos" / split / owner
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("L", (4, 4), 10 * brightness + i).save(folder / f"{i}.png")
+                lines.append(f"{owner}/{i}.png,{('cat', 'dog')[i % 2]},{owner}")
+        (folder.parent / "metadata.csv").write_text("\n".join(lines) + "\n")
+
+    data = prepared(
+        Hub(str(tmp_path / "photos"), label="kind", group="owner"), Natural(), clients=2
+    )
+    owned = []
+    for client in range(2):
+        samples = data.train.stored[data.partition_.train(client)]
+        owned.append(sorted(samples.flatten(1).float().mean(1).tolist()))
+    darker, brighter = sorted(owned)
+    assert len(darker) == len(brighter) == 3
+    assert max(darker) < min(brighter)
+
+
 def test_texts_are_letters(tmp_path: Path) -> None:
     lines = [{"say": "Ab" * (i % 2 + 1), "y": i % 2} for i in range(8)]
     (tmp_path / "says.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
