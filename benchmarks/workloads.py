@@ -187,7 +187,7 @@ _W3 = Workload(
 )  # fmt: skip
 _W5 = Workload(
     "W5", "MLP 32-64-10, 100 of 10,000 clients", "FedAvg",
-    (32,), _TINY_MLP, clients=10_000, per_round=100, pool=20_000, rounds=12, goal=0.25,
+    (32,), _TINY_MLP, clients=10_000, per_round=100, pool=20_000, rounds=12, goal=0.20,
 )  # fmt: skip
 WORKLOADS = {
     workload.name: workload
