@@ -10,7 +10,7 @@ import lightning.pytorch as L
 from torch import nn
 
 from lightfed.utils.errors import UserError
-from lightfed.utils.torch_private import OptimizedModule
+from lightfed.utils.torch_private import OptimizedModule, is_of_torch, wrap_inline
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -59,8 +59,14 @@ def _compiled_in_place(wrapper: OptimizedModule, key: str) -> nn.Module:
                 fix=f"register them on the {kind} before torch.compile",
             )
 
+    call = inner._call_impl
+    if is_of_torch(inner.forward):
+        # torch 2.11 leaves calls of its own layers alone, but compiles what calls them. This is how
+        # the wrapper does it, too.
+        call = wrap_inline(call)
+
     # This is what `inner.compile()` does, with the settings that the wrapper was made with.
-    inner._compiled_call_impl = wrapper.dynamo_ctx(inner._call_impl)
+    inner._compiled_call_impl = wrapper.dynamo_ctx(call)
     return inner
 
 

@@ -16,8 +16,11 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 
-# What `torch.compile` puts around a module. Lightning imports it as well.
+# What `torch.compile` puts around a module, which Lightning imports as well; what it compiles where
+# a function is torch's own; and whether it is.
 from torch._dynamo import OptimizedModule
+from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.trace_rules import check as is_of_torch
 from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
 
 # Classes that the layers of a kind have in common.
