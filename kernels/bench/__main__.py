@@ -42,7 +42,7 @@ from bench.models import MODELS
 # Triton has to see these before the kernels are imported.
 INTERPRETED = {"TRITON_INTERPRET": "1", "LIGHTFED_KERNELS": "triton"}
 
-# Seconds after which `--gate` begins no other code than ours: a card may be lent for minutes.
+# Seconds after which `--gate` begins no other code than ours: a card may be there for minutes only.
 GATE_SECONDS = 35.0
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

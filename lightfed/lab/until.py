@@ -11,7 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lightfed.lab.contest import Entered, Grid, Held, Method, Submitted, Way, enter
+from lightfed.lab.contest import Entered, Grid, Held, Method, Needed, Submitted, Way, enter
 from lightfed.lab.results import text
 from lightfed.lab.results.paired import Verdict
 from lightfed.lab.results.sequential import Design, Look
@@ -153,7 +153,9 @@ def hold_until(
     looks_note, *_ = described(design)
     print(looks_note, file=sys.stderr)
 
-    entered = enter(methods, seeds, way, grid=grid, metric=metric, differ=differ)
+    # A metric that no run has ends the comparison after its first run.
+    needed = [] if metric is None else [Needed("--metric", metric)]
+    entered = enter(methods, seeds, way, grid=grid, metric=metric, needed=needed, differ=differ)
     p_values: list[float] = []
     for n in design.looks:
         held = _run_batch(entered, seeds[:n], way)
