@@ -24,7 +24,7 @@ from lightfed.api.clock import Clock
 from lightfed.devices.devices import KEY as DEVICES
 from lightfed.devices.devices import Devices, seconds
 from lightfed.devices.policy import KEY as POLICY
-from lightfed.devices.policy import Policy
+from lightfed.devices.policy import LearnedDeadline, Policy
 from lightfed.state.costs import Ledger
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
@@ -78,6 +78,15 @@ class DeviceClock(Clock):
         # For kept updates that have not arrived: the round in which each began, by client.
         self._round_begun: dict[int, int] = {}
 
+        # Virtual seconds that a round may take; None for no limit. A learned one begins without.
+        self._deadline: float | None = None
+        if not isinstance(self.policy.deadline, LearnedDeadline):
+            self._deadline = self.policy.deadline
+
+        # For a learned deadline, the sessions whose updates have not arrived: when each update will
+        # arrive, and how long its session takes, both in virtual seconds.
+        self._unmeasured: list[tuple[float, float]] = []
+
         # The part of the ledger's totals that has been turned into time already.
         self._counted_bytes = np.zeros_like(ledger.bytes)
         self._counted_flops = np.zeros(clients)
@@ -88,7 +97,12 @@ class DeviceClock(Clock):
         arrays = []
         for values in (self.finish, self._busy, self._were_there):
             arrays.append(torch.from_numpy(values.copy()))
-        return {"now": self.now, "began": dict(self._round_begun), "arrays": arrays}
+        state: dict[str, Any] = {"now": self.now, "began": dict(self._round_begun)}
+        state["arrays"] = arrays
+        if self._learns:
+            state["deadline"] = self._deadline
+            state["unmeasured"] = list(self._unmeasured)
+        return state
 
     @override
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -99,10 +113,18 @@ class DeviceClock(Clock):
         self.finish = finish.numpy().copy()
         self._busy = busy.numpy().copy()
         self._were_there = were_there.numpy().copy()
+        if self._learns:
+            self._deadline = state["deadline"]
+            self._unmeasured = list(state["unmeasured"])
 
         # The ledger is restored first: all that it has is of rounds that have ended.
         self._counted_bytes[:] = self._ledger.bytes
         self._counted_flops[:] = self._ledger.flops
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the deadline follows the arrivals of earlier rounds."""
+        return isinstance(self.policy.deadline, LearnedDeadline)
 
     @override
     def open(self) -> None:
@@ -115,6 +137,7 @@ class DeviceClock(Clock):
         self._selected: list[int] | None = None
         self._is_closed = False
         self._method_sets_time = False
+        self._next_deadline = self._deadline
         self.arrived = {}
         self.late = set()
 
@@ -215,6 +238,30 @@ class DeviceClock(Clock):
         if self.policy.late == "drop" and self.now < finish.min():
             self._check_deadline(work[np.isin(workers, sent)])
         self._note_late_updates(coming, sent, usable)
+        self._measure_arrivals(sent)
+
+    def _measure_arrivals(self, sent: Sequence[int]) -> None:
+        """Let a learned deadline follow the updates that have arrived by the end of the wait.
+
+        Args:
+            sent: Clients that send an update of this round.
+        """
+        learned = self.policy.deadline
+        if not isinstance(learned, LearnedDeadline):
+            return
+
+        for arrival in self.finish[sent].tolist():
+            self._unmeasured.append((arrival, arrival - self._round_start))
+
+        durations = []
+        still_coming = []
+        for arrival, duration in self._unmeasured:
+            if arrival <= self.now:
+                durations.append(duration)
+            else:
+                still_coming.append((arrival, duration))
+        self._unmeasured = still_coming
+        self._next_deadline = learned.after(self._deadline, durations)
 
     def _note_late_updates(
         self, coming: Sequence[int], sent: Collection[int], usable: Mapping[int, bool]
@@ -256,12 +303,14 @@ class DeviceClock(Clock):
         end = float(finish[policy.enough(self.sampled, len(finish)) - 1])
         if end < last:
             end = min(end + policy.grace, last)
-        if policy.deadline is not None:
-            end = min(end, self._round_start + policy.deadline)
+        if self._deadline is not None:
+            end = min(end, self._round_start + self._deadline)
 
         # A kept update is merged before its client starts again. So somebody has to arrive, or
-        # there would soon be no client left to ask.
-        earliest = float(finish[0]) if policy.late == "keep" else self._round_start
+        # there would soon be no client left to ask. A learned deadline may have become too short
+        # for the clients of this round, which its user cannot mend.
+        needs_one = policy.late == "keep" or self._learns
+        earliest = float(finish[0]) if needs_one else self._round_start
         return max(end, earliest, self._round_start)
 
     def _check_deadline(self, work: np.ndarray) -> None:
@@ -272,7 +321,7 @@ class DeviceClock(Clock):
         """
         least = work.min(axis=0, keepdims=True)
         fastest = seconds(self.values, least).min()
-        deadline = self.policy.deadline
+        deadline = self._deadline
         if deadline is not None and fastest > deadline:
             raise UserError(
                 f"{POLICY}.deadline",
@@ -425,6 +474,11 @@ class DeviceClock(Clock):
         }
         if not self.policy.waits:
             metrics["late"] = float(len(self.late))
+        if self._learns:
+            # The first round has none; it lasts as long as it lasts.
+            lasted = self.now - self._round_start
+            metrics["deadline"] = lasted if self._deadline is None else self._deadline
+            self._deadline = self._next_deadline
         return metrics
 
     def _work_after_the_merge(self) -> None:

@@ -3,12 +3,16 @@
 Over-selection with a deadline is that of Bonawitz et al. (MLSys 2019). A quorum with a grace period
 is that of Decoupled DiLoCo (arXiv:2604.21428). A quorum of K with late updates that are kept is the
 buffer of FedBuff (Nguyen et al., AISTATS 2022), for means of models. Clients that leave and send
-what they have done are those of FedProx and FedNova.
+what they have done are those of FedProx and FedNova. A learned deadline is smoothed over rounds as
+the round-trip times of TCP are (RFC 6298, section 2.3), and is a quantile instead of a mean plus
+deviations.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError
@@ -18,11 +22,63 @@ KEY = "model.policy"
 
 
 @dataclass(frozen=True)
+class LearnedDeadline:
+    """A deadline that follows the arrivals of earlier rounds.
+
+    With q_t the quantile of the durations of the sessions whose updates arrived while round t was
+    under way, those of earlier rounds among them,
+
+        d_0 = infinity,   d_1 = q_0,   d_{t+1} = (1 - g) d_t + g q_t
+
+    The first round waits for all. A round in which nothing arrives changes nothing. An update that
+    comes too late is measured when it arrives, so that slow clients are neither forgotten nor known
+    too early.
+
+    Attributes:
+        quantile: The share of the sessions that shall be in time, in (0, 1].
+        weight: g, the weight of the newest round, in (0, 1].
+    """
+
+    quantile: float
+    weight: float = 0.5
+
+    def check(self) -> None:
+        """Refuse values that are outside of their range.
+
+        Raises:
+            UserError: It names the key.
+        """
+        for name in ("quantile", "weight"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise UserError(
+                    f"{KEY}.deadline.{name}", str(value), "give a number above 0 and at most 1"
+                )
+
+    def after(self, seconds: float | None, durations: Sequence[float]) -> float | None:
+        """Return the deadline of the next round, in virtual seconds.
+
+        Args:
+            seconds: d_t, the deadline of this round; None if it had none.
+            durations: Of the sessions whose updates arrived in this round, in seconds.
+        """
+        if len(durations) == 0:
+            return seconds
+
+        # The smallest duration that at least this share of the sessions did not exceed: one that
+        # was measured, so that a quantile of 1 waits for the slowest.
+        newest = float(np.quantile(durations, self.quantile, method="inverted_cdf"))
+        if seconds is None:
+            return newest
+        return (1 - self.weight) * seconds + self.weight * newest
+
+
+@dataclass(frozen=True)
 class Policy:
     """What the server waits for; by default for all clients of a round, none of which leaves.
 
     Attributes:
-        deadline: Virtual seconds after which the server merges what it has.
+        deadline: Virtual seconds after which the server merges what it has; or how it learns them.
         over_select: Share of clients that are asked in addition. The round ends when the configured
             number of clients have answered.
         quorum: Number of updates after which the server waits no longer than `grace`.
@@ -35,7 +91,7 @@ class Policy:
             sent ("keep") or lost ("lose").
     """
 
-    deadline: float | None = None
+    deadline: float | LearnedDeadline | None = None
     over_select: float = 0.0
     quorum: int | None = None
     grace: float = 0.0
@@ -81,7 +137,9 @@ class Policy:
         """Refuse unusable numbers of updates and times to wait for; arguments as for `check`."""
         asked = self.selected(sampled)
 
-        if self.deadline is not None and not self.deadline > 0:
+        if isinstance(self.deadline, LearnedDeadline):
+            self.deadline.check()
+        elif self.deadline is not None and not self.deadline > 0:
             raise UserError(f"{KEY}.deadline", str(self.deadline), "give seconds > 0")
 
         if self.quorum is not None:

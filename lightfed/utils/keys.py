@@ -309,4 +309,5 @@ COLUMNS = {
     "busy_time": Column("metrics clients", "s", "virtual: at work; mean of a round, or in all"),
     "idle_time": Column("metrics clients", "s", "virtual: not at work; mean of a round, or in all"),
     "late": Column("metrics", "", "sessions of the round whose updates came too late"),
+    "deadline": Column("metrics", "s", "virtual: how long the server would wait at most"),
 }

@@ -21,7 +21,7 @@ from lightfed.algorithms.width.heterofl import HeteroFL
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet
 from lightfed.devices.devices import Bernoulli, Device, Devices
-from lightfed.devices.policy import Policy
+from lightfed.devices.policy import LearnedDeadline, Policy
 from lightfed.devices.timing import clock_of
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.mlp import MLP
@@ -67,6 +67,59 @@ def test_late_updates_are_dropped_and_their_clients_finish_first() -> None:
     second = ((first + 2) / 2 + (first + 4) / 2) / 2
     third = ((second + 2) / 2 + (second + 4) / 2) / 2
     assert results == [(first, 3.0, 1.0), (second, 5.0, 0.0), (third, 8.0, 1.0)]
+
+
+def test_a_deadline_learns_from_arrivals() -> None:
+    """By hand: clients take 1, 2 and 4 s, and half of the sessions shall be in time.
+
+    Round 0 waits for all: d_1 is the median of 1, 2, 4. In round 1 client 2 is late; 1 and 2 have
+    arrived, whose median is 1. In round 2, which client 2 misses, client 1 is late. By the end of
+    round 3 all three have arrived, at 8, 8 and 8.5 s.
+    """
+    fed = line(Policy(deadline=LearnedDeadline(0.5)), 1.0, 2.0, 4.0)
+    rows = [run_round(fed, t) for t in range(4)]
+    assert [row["virtual_time"] for row in rows] == [4.0, 6.0, 7.5, 8.5]
+    assert [row["late"] for row in rows] == [0, 1, 1, 0]
+    assert [row["deadline"] for row in rows] == [4.0, 2.0, 1.5, 1.25]
+    assert run_round(fed, 4)["deadline"] == 0.5 * 1.25 + 0.5 * 2.0
+
+
+def test_a_learned_deadline_ends_a_round_that_asks_more_clients() -> None:
+    """All three are asked and two awaited, whose durations alone are known: client 2 is not."""
+    policy = Policy(deadline=LearnedDeadline(1.0, weight=1.0), over_select=0.5)
+    fed = line(policy, 1.0, 2.0, 4.0, clients_per_round=2)
+    rows = [run_round(fed, t) for t in range(2)]
+    assert [row["virtual_time"] for row in rows] == [2.0, 4.0]
+    assert [row["deadline"] for row in rows] == [2.0, 2.0]
+
+
+def test_a_learned_deadline_goes_on_after_a_stop() -> None:
+    policy = Policy(deadline=LearnedDeadline(0.5))
+    whole, stopped, resumed = (line(policy, 1.0, 2.0, 4.0) for _ in range(3))
+    rows = [run_round(whole, t) for t in range(5)]
+    for t in range(3):
+        run_round(stopped, t)
+    resumed.clock.load_state_dict(stopped.clock.state_dict())
+    again = [run_round(resumed, t) for t in (3, 4)]
+    for name in ("virtual_time", "late", "deadline"):
+        assert [row[name] for row in again] == [row[name] for row in rows[3:]]
+
+
+def test_no_client_may_meet_a_learned_deadline() -> None:
+    """Nobody can mend it: the server waits for the first one."""
+    deadline = LearnedDeadline(0.01, weight=1.0)
+    fed = line(Policy(deadline=deadline), 1.0, 3.0, clients_per_round=1, seed=3)
+    rows = [run_round(fed, t) for t in range(6)]
+    assert any(row["deadline"] < 3 for row in rows)
+    assert all(row["late"] == 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["quantile", "weight"])
+@pytest.mark.parametrize("value", [0.0, 1.5, float("nan")])
+def test_a_learned_deadline_has_shares(name: str, value: float) -> None:
+    settings = {"quantile": 0.9, "weight": 0.5} | {name: value}
+    with pytest.raises(UserError, match=f"model.policy.deadline.{name}: .* above 0 and at most 1"):
+        line(Policy(deadline=LearnedDeadline(**settings)), 1.0, 2.0)
 
 
 def test_the_server_asks_more_clients_than_it_waits_for() -> None:

@@ -68,7 +68,7 @@ from lightfed.data.partition.schemes import Natural
 from lightfed.datasets.language import Prose
 from lightfed.devices.delays import Exponential, LogNormal
 from lightfed.devices.devices import Bernoulli, Devices, OnOff
-from lightfed.devices.policy import Policy
+from lightfed.devices.policy import LearnedDeadline, Policy
 from lightfed.local.penalties import Pull
 from lightfed.networks.cnn import Conv
 from lightfed.networks.mlp import MLP
@@ -229,6 +229,11 @@ CASES = {
     "devices_deadline": Case(
         HeteroFL, _conv, "abc", federation={
             "devices": _gone, "policy": Policy(deadline=3.0, over_select=0.5), "fraction": 0.5,
+        },
+    ),
+    "devices_deadline_learned": Case(
+        FedAvg, federation=_timed | {
+            "policy": Policy(deadline=LearnedDeadline(0.5), over_select=0.5), "fraction": 0.5,
         },
     ),
     "devices_dropout": Case(FedNova, federation=_timed | {"policy": Policy(dropout=0.4)}),
