@@ -65,6 +65,7 @@ class Federation(Recorded, RoundModule):
         clients_per_round: int | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
+        local_seconds: float | None = None,
         evaluate: Sequence[Kind] = ("global", "local", "personal"),
         evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
@@ -99,6 +100,8 @@ class Federation(Recorded, RoundModule):
             clients_per_round: Number of clients that take part in a round, instead of fraction.
             local_epochs: Epochs per session.
             local_steps: Steps per session, instead of local_epochs.
+            local_seconds: Virtual seconds of computation per session, instead of local_epochs: each
+                client takes as many steps as its device (devices) does in them, at least one.
             evaluate: Which evaluations: global (the server's model on the global test set), local
                 (the server's model on each client's test split, if clients have other models),
                 personal (each client's model on its own test split), trained or aggregated (the
@@ -154,11 +157,16 @@ class Federation(Recorded, RoundModule):
         )
 
         checks.check_least("model.max_failed_clients", max_failed_clients, 0)
-        self._work = LocalWork(fraction, clients_per_round, local_epochs, local_steps)
+        self._work = LocalWork(
+            fraction, clients_per_round, local_epochs, local_steps, local_seconds
+        )
         self._work.check(self.num_clients)
 
         if assign is not None:
             assign.check(devices)
+            if local_seconds is not None:
+                found = "given together with model.assign, which asks how long a session takes"
+                raise UserError("model.local_seconds", found, "give local_epochs or local_steps")
         self._devices = devices
         self._policy = policy
         self._assign = assign

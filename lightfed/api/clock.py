@@ -26,12 +26,14 @@ class Clock:
         keeps_late: Whether a late update is merged in the round in which it arrives.
         drops_late: Whether a session may come to nothing because it takes too long.
         loses_partial: Whether the work of a client that leaves during its session is lost.
+        delays_steps: Whether every step takes longer than its computation.
     """
 
     now: float = 0.0
     keeps_late: bool = False
     drops_late: bool = False
     loses_partial: bool = False
+    delays_steps: bool = False
 
     def __init__(self, sampled: int, clients: int, seed: int) -> None:
         self.sampled = sampled
@@ -55,6 +57,18 @@ class Clock:
     def leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
         """Return the share of its session that each client completes which leaves during it."""
         return {}
+
+    def step_seconds(
+        self, clients: Sequence[int], flops: Sequence[float], t: int | None = None
+    ) -> np.ndarray:
+        """Return the virtual seconds that a step of each client takes, (C,).
+
+        Args:
+            clients: Numbers of the clients.
+            flops: Of a step of each client, (C,).
+            t: The round whose delays to add; None for no delays.
+        """
+        return np.zeros(len(clients))
 
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:
         """Let each client wait for the clients that it receives from."""

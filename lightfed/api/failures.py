@@ -65,6 +65,12 @@ class Outcomes:
         return [client for client in clients if client not in self.silent]
 
 
+def takes_no_time(client: int) -> UserError:
+    """Return the error of a client that would do any number of steps in `model.local_seconds`."""
+    found = f"given, and a step of client {client} takes no time"
+    return UserError("model.local_seconds", found, "give all clients a speed, model.devices.flops")
+
+
 def check(rejected: Sequence[Report], sessions: int, t: int, *, allowed: int | None) -> None:
     """End the run if too many sessions of a round have failed, or all of several.
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from lightfed.aggregation.coverage import Parts
 from lightfed.aggregation.weights import whole
 from lightfed.api.client_rows import copied, pickled
-from lightfed.api.failures import check
+from lightfed.api.failures import check, takes_no_time
 from lightfed.api.fleet_state import FleetState
 from lightfed.distributed.placement import cut, split
 from lightfed.local.group_state import GroupState
@@ -28,6 +28,7 @@ from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.session import Report, weighted_means
 from lightfed.state.rows import ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of
+from lightfed.utils.counts import rounded_down
 from lightfed.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,9 @@ class Fleet(FleetState):
             UserError: Too many clients failed, or all.
         """
         self.open_clients(clients)
+        if self.work.seconds is not None:
+            self.check_own_length(steps is not None or bool(phases))
+            steps = self.steps_in_time(clients, t, repeat=repeat)
 
         # Some clients leave during their session. What they have done by then is sent, or lost.
         leaving = self.clock.leaving(clients, t)
@@ -221,6 +225,33 @@ class Fleet(FleetState):
         for penalty in self.penalties:
             penalty.counted(self, clients, t)
 
+    def check_own_length(self, has_own: bool) -> None:
+        """Refuse `model.local_seconds` for a method that says how long sessions are."""
+        if has_own:
+            name = type(self.algorithm).__name__
+            found = f"given, and {name} says itself how long its sessions are"
+            raise UserError("model.local_seconds", found, "leave it out")
+
+    def steps_in_time(self, clients: Sequence[int], t: int, *, repeat: int = 1) -> dict[int, int]:
+        """Return the number of batches that each client trains on in `model.local_seconds`.
+
+        It is at least one. Only computation counts, and the delay of a step; neither messages nor
+        the delay of a session.
+
+        Args:
+            clients: Numbers of the clients.
+            t: The round.
+            repeat: Number of steps on every batch.
+        """
+        assert self.work.seconds is not None, "sessions have a number of steps or epochs"
+        of_a_step = self.clock.step_seconds(clients, self.flops_of_a_batch(clients, t), t)
+        batches = {}
+        for client, seconds in zip(clients, of_a_step.tolist(), strict=True):
+            if not seconds > 0:
+                raise takes_no_time(client)
+            batches[client] = max(1, rounded_down(self.work.seconds / (repeat * seconds)))
+        return batches
+
     def _lose(self, leaving: Mapping[int, float], plans: SessionPlans, t: int) -> None:
         """Count the work of clients that leave without sending it.
 
@@ -231,10 +262,8 @@ class Fleet(FleetState):
         """
         self.outcomes.lose(leaving)
         flops = []
-        for client in leaving:
-            state = self.state(client)
-            samples_of_a_step = self.data.num_samples(client) / self.data.num_batches(client, t)
-            flops.append(plans.steps_of(client, t) * samples_of_a_step * state.passes * state.flops)
+        for client, of_a_batch in zip(leaving, self.flops_of_a_batch([*leaving], t), strict=True):
+            flops.append(plans.steps_of(client, t) * of_a_batch)
         self.ledger.computed([*leaving], flops)
 
     def _leave_out(self, rejected: Sequence[Report], sessions: int, t: int) -> None:

@@ -18,7 +18,7 @@ from lightfed.aggregation.server_optimizers import ServerStep
 from lightfed.api.additions import check_additions, personal_names, personal_positions
 from lightfed.api.client_rows import ClientRows
 from lightfed.api.clock import Clock
-from lightfed.api.failures import Outcomes
+from lightfed.api.failures import Outcomes, takes_no_time
 from lightfed.api.places import Places
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
@@ -181,6 +181,8 @@ class FleetState(ABC):
             seed=seed,
         )
         self.client_rows = ClientRows(self.groups, self.places, self.kept)
+        if self.work.seconds is not None:
+            self._check_local_seconds(self.work.seconds)
 
         self.coverages = self._make_coverages()
         self.server_step = ServerStep(server_optimizer, algorithm, self.personal)
@@ -241,6 +243,25 @@ class FleetState(ABC):
             method=type(algorithm).__name__,
             device=self.device,
         )
+
+    def flops_of_a_batch(self, clients: Sequence[int], t: int) -> list[float]:
+        """Return the FLOPs of a step of clients' sessions in round t, on a mean batch of each."""
+        flops = []
+        for client in clients:
+            state = self.state(client)
+            samples = self.data.num_samples(client) / self.data.num_batches(client, t)
+            flops.append(samples * state.passes * state.flops)
+        return flops
+
+    def _check_local_seconds(self, given: float) -> None:
+        """Refuse seconds of a session in which no device makes a step, or some make any number."""
+        clients = range(self.clients)
+        of_a_step = self.clock.step_seconds(clients, self.flops_of_a_batch(clients, 0))
+        if not self.clock.delays_steps and not of_a_step.all():
+            raise takes_no_time(int(of_a_step.argmin()))
+        if of_a_step.min() > given:
+            found = f"{given:g}, and the fastest device needs {of_a_step.min():.3g} for a step"
+            raise UserError("model.local_seconds", found, "give more")
 
     def _warn_of_groups(self) -> None:
         """Warn of what a user of these groups should know, once."""

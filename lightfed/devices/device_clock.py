@@ -65,6 +65,7 @@ class DeviceClock(Clock):
         self.keeps_late = self.policy.late == "keep"
         self.drops_late = self.policy.drops_late
         self.loses_partial = self.policy.partial == "lose"
+        self.delays_steps = devices.step_delay is not None
         self._ledger = ledger
 
         self.finish = np.zeros(clients)
@@ -184,6 +185,18 @@ class DeviceClock(Clock):
     @override
     def leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
         return self.policy.leaving(clients, of=self.clients, t=t, seed=self.seed)
+
+    @override
+    def step_seconds(
+        self, clients: Sequence[int], flops: Sequence[float], t: int | None = None
+    ) -> np.ndarray:
+        of_each = np.asarray(flops, dtype=np.float64) / self.values["flops"][list(clients)]
+        step_delay = self.devices.step_delay
+        if step_delay is not None and t is not None:
+            # The draws of the sessions of this round, which `_draw_delays` makes again.
+            rng = numpy_generator(self.seed, "step-delay", t)
+            of_each += step_delay.draw(rng, self.clients)[list(clients)]
+        return of_each
 
     @override
     def meet(self, senders: Mapping[int, Sequence[int]]) -> None:

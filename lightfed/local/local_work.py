@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from math import inf
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,6 +65,9 @@ class LocalWork:
         clients_per_round: Number of clients in a round.
         epochs: Local epochs of a session.
         steps: Local steps of a session, instead of epochs.
+        seconds: Virtual seconds of computation in a session, instead of epochs: each client takes
+            as many steps as its device does in them. Without devices' numbers of steps, such as in
+            a session that serves a test, a session has one epoch.
         limit: The most batches of a session, or of each of its phases, as a number (int) or as a
             share (float).
     """
@@ -72,6 +76,7 @@ class LocalWork:
     clients_per_round: int | None = None
     epochs: int = 1
     steps: int | None = None
+    seconds: float | None = None
     limit: int | float | None = None
 
     def check(self, clients: int) -> None:
@@ -102,6 +107,15 @@ class LocalWork:
             raise UserError("model.local_steps", found, "give one of the two")
         if self.steps is not None and self.steps < 1:
             raise UserError("model.local_steps", f"{self.steps}", "give at least 1")
+
+        if self.seconds is None:
+            return
+        if not 0 < self.seconds < inf:
+            raise UserError("model.local_seconds", f"{self.seconds}", "give seconds above 0")
+        if self.steps is not None or self.epochs != 1:
+            name = "local_epochs" if self.steps is None else "local_steps"
+            found = f"{self.seconds:g}, and {name} {self.steps or self.epochs}"
+            raise UserError("model.local_seconds", found, "give one of the two")
 
     def sampled(self, clients: int) -> int:
         """Return the number of clients in a round, out of so many."""

@@ -80,6 +80,7 @@ model.fraction                  result  fraction
 model.clients_per_round         result  clients_per_round
 model.local_epochs              result  local_epochs
 model.local_steps               result  local_steps
+model.local_seconds             result  local_seconds               s
 model.evaluate                  term
 model.evaluate_at               term    evaluate_at
 model.eval_clients              term    -                           clients

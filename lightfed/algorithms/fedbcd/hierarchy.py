@@ -170,3 +170,5 @@ def _check_work(work: LocalWork) -> None:
         raise UserError("model.local_epochs", "given", says_how_long)
     if work.steps is not None:
         raise UserError("model.local_steps", "given", says_how_long)
+    if work.seconds is not None:
+        raise UserError("model.local_seconds", "given", says_how_long)

@@ -110,6 +110,9 @@ class DryFleet(Fleet):
                 steps_of_client[client] = sum(self.work.phase(phase, batches) for phase in phases)
 
         self.open_clients(clients)
+        if self.work.seconds is not None:
+            self.check_own_length(bool(steps_of_client))
+            steps_of_client = self.steps_in_time(clients, t, repeat=repeat)
         self.calls.append(self.sessions(clients, steps_of_client or None))
 
         trained_steps = {

@@ -251,6 +251,9 @@ CASES = {
             "policy": Policy(quorum=2, grace=0.5, late="keep"), "store": "host",
         },
     ),
+    "devices_seconds": Case(
+        FedNova, federation=_timed | {"local_epochs": 1, "local_seconds": 2.0},
+    ),
     "devices_peers": Case(partial(DPSGD, Ring()), federation=_timed),
     "devices_quorum": Case(
         MaxCommon, DeepNet, "ab", federation=_timed | {"policy": Policy(quorum=4, grace=0.2)}
