@@ -100,6 +100,14 @@ class Clock:
         """
         return None
 
+    def joules(self) -> np.ndarray | None:
+        """Return the joules that each client's device has spent since the start.
+
+        Returns:
+            An array of shape (N,); None if devices spend nothing.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any] | None:
         """Return what survives a round, for a checkpoint; None for nothing."""
         return None

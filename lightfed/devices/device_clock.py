@@ -5,7 +5,8 @@ A client that does a round's work receives, computes and sends, one after the ot
     bytes down / down + latency  +  FLOPs / flops  +  bytes up / up + latency
 
 To this its session's delay is added. The formula is that of APPFL, with the bytes and FLOPs of each
-client's own model.
+client's own model. Its device spends `joules_per_flop` on each of these FLOPs and `joules_per_byte`
+on each of the bytes, also for work that comes to nothing.
 
 With a server, all clients start when the last round has ended. The server merges when all of them
 have sent, or when the policy says so; what clients do after the merge follows it. Without a server,
@@ -91,6 +92,8 @@ class DeviceClock(Clock):
         # The part of the ledger's totals that has been turned into time already.
         self._counted_bytes = np.zeros_like(ledger.bytes)
         self._counted_flops = np.zeros(clients)
+        self._spends = bool(values["joules_per_flop"].any() or values["joules_per_byte"].any())
+        self._joules_before = np.zeros(clients)  # what each client had spent before this round
         self.open()
 
     @override
@@ -121,6 +124,9 @@ class DeviceClock(Clock):
         # The ledger is restored first: all that it has is of rounds that have ended.
         self._counted_bytes[:] = self._ledger.bytes
         self._counted_flops[:] = self._ledger.flops
+        joules = self.joules()
+        if joules is not None:
+            self._joules_before = joules
 
     @property
     def _learns(self) -> bool:
@@ -487,6 +493,10 @@ class DeviceClock(Clock):
         }
         if not self.policy.waits:
             metrics["late"] = float(len(self.late))
+        joules = self.joules()
+        if joules is not None:
+            metrics["joules"] = float((joules - self._joules_before).sum())
+            self._joules_before = joules
         if self._learns:
             # The first round has none; it lasts as long as it lasts.
             lasted = self.now - self._round_start
@@ -512,6 +522,15 @@ class DeviceClock(Clock):
     def discount(self, client: int) -> float:
         rounds_late = self.arrived.get(client, 0)
         return float((1 + rounds_late) ** -self.policy.exponent)
+
+    @override
+    def joules(self) -> np.ndarray | None:
+        if not self._spends:
+            return None
+        bytes_up_and_down = self._ledger.bytes.sum(axis=1)
+        of_bytes = bytes_up_and_down * self.values["joules_per_byte"]
+        joules: np.ndarray = self._ledger.flops * self.values["joules_per_flop"] + of_bytes
+        return joules
 
     @override
     def times(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The devices of clients: what they do in a second, their memory, and when they are available.
 
 A client's device is that of its row in a table; else of its group; else of all clients. What is not
-given takes no time. Draws are named by (seed, purpose, round), and a client's draw is the one at
-its number: it depends neither on ranks nor on who else takes part.
+given takes neither time nor energy. Draws are named by (seed, purpose, round), and a client's draw
+is the one at its number: it depends neither on ranks nor on who else takes part.
 """
 
 import math
@@ -38,6 +38,8 @@ class Device:
         down: Bytes per second that it receives.
         latency: Seconds until the first byte of a download or an upload arrives.
         memory: Bytes, for `model.assign`.
+        joules_per_flop: Energy that a floating-point operation takes.
+        joules_per_byte: Energy that a byte takes which the device sends or receives.
     """
 
     flops: Number | None = None
@@ -45,9 +47,14 @@ class Device:
     down: Number | None = None
     latency: Number | None = None
     memory: Number | None = None
+    joules_per_flop: Number | None = None
+    joules_per_byte: Number | None = None
 
 
 _UNITS = [unit.name for unit in fields(Device)]
+
+# What may be 0, and is where it is not given; the others are infinite there.
+_MAY_BE_ZERO = ("latency", "joules_per_flop", "joules_per_byte")
 
 
 class Availability(Recorded, ABC):
@@ -180,13 +187,13 @@ class Presence(Availability):
 
 @dataclass(frozen=True)
 class Devices(Device):
-    """The devices of all clients; what is not given takes no time.
+    """The devices of all clients; what is not given takes neither time nor energy.
 
     Attributes:
         groups: Devices of single groups, by the name of the group. What one of them leaves out is
             as for all clients.
-        table: A .csv file with the column client and any of flops, up, down, latency and memory, in
-            the same units; it has a row for every client.
+        table: A .csv file with the column client and any of flops, up, down, latency, memory,
+            joules_per_flop and joules_per_byte, in the same units; it has a row for every client.
         delay: Additional virtual seconds of a session, drawn for each session.
         step_delay: Additional virtual seconds of a step of a session, or of what FedBCD's K counts,
             drawn for each session.
@@ -204,7 +211,7 @@ class Devices(Device):
     availability: Availability | None = None
 
     def of(self, counts: Mapping[str, int], *, seed: int) -> dict[str, np.ndarray]:
-        """Return flops, up, down, latency and memory of the clients, (N,) each.
+        """Return what a `Device` has, by name, for every client, (N,) each.
 
         Args:
             counts: Number of clients by the name of their group, in the order of the groups.
@@ -301,13 +308,13 @@ def _draw(number: Number | None, name: str, purpose: str, clients: int, seed: in
     if isinstance(number, Distribution):
         return number.draw(numpy_generator(seed, f"device {purpose}"), clients)
     if number is None:
-        number = 0.0 if name == "latency" else math.inf
+        number = 0.0 if name in _MAY_BE_ZERO else math.inf
     return np.full(clients, number, dtype=np.float64)
 
 
 def _check_values(key: str, name: str, values: np.ndarray) -> None:
-    """Refuse a unit of a client that is not positive; a latency can be 0."""
-    if name == "latency":
+    """Refuse a unit of a client that is not positive; latency and energy can be 0."""
+    if name in _MAY_BE_ZERO:
         fits = values >= 0
         fix = "give 0 or more"
     else:

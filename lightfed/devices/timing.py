@@ -58,7 +58,9 @@ class Timing:
         counts = {state.name: state.group.count for state in fleet.groups}
         rates = devices.of(counts, seed=fleet.seed)
         if np.isfinite(rates["flops"]).any():
-            check_flops(fleet.groups)
+            check_flops(fleet.groups, "flops")
+        if rates["joules_per_flop"].any():
+            check_flops(fleet.groups, "joules_per_flop")
         return DeviceClock(
             devices,
             rates,
@@ -82,12 +84,17 @@ def check_policy(policy: Policy, algorithm: Hooks) -> None:
         raise UserError(f"{POLICY}.late", found, "drop late updates")
 
 
-def check_flops(groups: Sequence[GroupState]) -> None:
-    """Refuse devices of finite speed for a group whose FLOPs cannot be counted."""
+def check_flops(groups: Sequence[GroupState], name: str) -> None:
+    """Refuse a price of FLOPs for a group whose FLOPs cannot be counted.
+
+    Args:
+        groups: The groups of the fleet.
+        name: What of the devices has the price: their speed, or their energy.
+    """
     for state in groups:
         if not state.flops:
             found = f"given, and the FLOPs of group {[state.name]} are not known"
-            raise UserError(f"{DEVICES}.flops", found, "leave it out, or define a forward")
+            raise UserError(f"{DEVICES}.{name}", found, "leave it out, or define a forward")
 
 
 def clock_of(fleet: Fleet) -> DeviceClock:

@@ -211,7 +211,7 @@ def _client_rows(
     clients = sorted(metrics_of)
     bytes_of_clients = fleet.ledger.bytes[clients].tolist()
     flops_of_clients = fleet.ledger.flops[clients].tolist()
-    times_of_clients = _times(fleet, clients)
+    devices_of_clients = _of_devices(fleet, clients)
     rows: list[Row] = []
     for position, client in enumerate(clients):
         bytes_up, bytes_down = bytes_of_clients[position]
@@ -227,7 +227,7 @@ def _client_rows(
         row["bytes_down"] = bytes_down
         row["flops"] = flops_of_clients[position]
         row["stored_bytes"] = costs_of[client].stored
-        row |= times_of_clients[position]
+        row |= devices_of_clients[position]
         rows.append(row)
     return rows
 
@@ -249,12 +249,19 @@ def _group_sums(fleet: Fleet) -> np.ndarray:
     return np.column_stack([sums_of_bytes, sums_of_flops])
 
 
-def _times(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:
-    """Return virtual seconds of each client since the start; nothing without devices."""
+def _of_devices(fleet: Fleet, clients: Sequence[int]) -> list[dict[str, float]]:
+    """Return virtual seconds and joules of each client since the start, as far as it has them."""
+    rows: list[dict[str, float]] = [{} for _ in clients]
     times = fleet.clock.times()
-    if times is None:
-        return [{} for _ in clients]
-    return [{"busy_time": busy, "idle_time": idle} for busy, idle in times[clients].tolist()]
+    if times is not None:
+        for row, (busy, idle) in zip(rows, times[clients].tolist(), strict=True):
+            row |= {"busy_time": busy, "idle_time": idle}
+
+    joules = fleet.clock.joules()
+    if joules is not None:
+        for row, spent in zip(rows, joules[clients].tolist(), strict=True):
+            row["joules"] = spent
+    return rows
 
 
 class Message(NamedTuple):

@@ -40,7 +40,7 @@ from lightfed.lab.results import holm, text
 from lightfed.lab.results.claims import Claim, Question, answered
 from lightfed.lab.results.groups import Group, final_text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
-from lightfed.lab.results.run import TIME, Run
+from lightfed.lab.results.run import ENERGY, TIME, Run
 from lightfed.lab.results.verdicts import (
     UNTIL,
     Target,
@@ -350,6 +350,7 @@ def _case_numbers(held_case: HeldCase, claims: Sequence[Claim]) -> dict[str, Any
             "flops": float(spent["FLOPs"]),
             "seconds": float(spent["seconds"]),
             "virtual_seconds": float(spent[TIME]),
+            "joules": float(spent[ENERGY]),
         }
         methods.append({"name": group.name, "values": values, "costs": costs})
 
@@ -565,6 +566,8 @@ def table_of(
         cells["bytes"] = text.bytes_text(spent["bytes"])
         cells["FLOPs"] = text.flops_text(spent["FLOPs"])
         cells["seconds"] = text.seconds_text(spent["seconds"])
+        if math.isfinite(spent[ENERGY]):
+            cells["energy"] = text.joules_text(spent[ENERGY])
         rows.append(cells)
     return DataFrame(rows, dtype="str")
 

@@ -309,6 +309,7 @@ COLUMNS = {
     "virtual_time": Column("metrics", "s", "on the virtual clock of the devices, from the start"),
     "busy_time": Column("metrics clients", "s", "virtual: at work; mean of a round, or in all"),
     "idle_time": Column("metrics clients", "s", "virtual: not at work; mean of a round, or in all"),
+    "joules": Column("metrics clients", "J", "spent by devices; in a round, or in all"),
     "late": Column("metrics", "", "sessions of the round whose updates came too late"),
     "deadline": Column("metrics", "s", "virtual: how long the server would wait at most"),
 }

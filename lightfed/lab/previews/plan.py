@@ -186,6 +186,9 @@ def plan_numbers(
         "virtual_seconds_per_round": (
             None if fleet.clock.times() is None else fleet.clock.now / rounds
         ),
+        "joules_per_round": (
+            None if fleet.clock.joules() is None else fleet.sums["joules"] / rounds
+        ),
         "memory_bytes": {purpose: size for purpose, size in parts.items() if size},
     }
 
@@ -221,10 +224,20 @@ def _memory_text(parts: Mapping[str, int]) -> str:
 
 
 def _time_text(fleet: DryFleet, rounds: int) -> list[str]:
-    """Return the paragraph about the virtual time of a round; none without devices."""
-    if fleet.clock.times() is None:
-        return []
-    return [f"time     a round: {fleet.clock.now / rounds:.4g} virtual seconds, if nobody leaves"]
+    """Return the paragraphs about the virtual time and the energy of a round, without devices none.
+
+    Args:
+        fleet: The fleet after its rounds.
+        rounds: The number of its rounds.
+    """
+    paragraphs = []
+    if fleet.clock.times() is not None:
+        seconds = fleet.clock.now / rounds
+        paragraphs.append(f"time     a round: {seconds:.4g} virtual seconds, if nobody leaves")
+    if fleet.clock.joules() is not None:
+        joules = _scaled(fleet.sums["joules"] / rounds, "J")
+        paragraphs.append(f"energy   a round: {joules}, of all clients' devices")
+    return paragraphs
 
 
 def _groups_text(fleet: DryFleet) -> str:

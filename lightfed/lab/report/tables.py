@@ -19,6 +19,7 @@ from lightfed.lab.results.groups import (
     told_apart,
 )
 from lightfed.lab.results.run import (
+    ENERGY,
     OF_CLIENTS,
     TIME,
     Run,
@@ -187,6 +188,7 @@ def _cost_cells(row: Group) -> dict[str, str]:
         "sent": text.bytes_text(cost["sent"]),
         "between servers": text.bytes_text(cost["server_bytes"]),
         "compute": text.flops_text(cost["flops"]),
+        "energy": text.joules_text(cost[ENERGY]),
         "stored / client": text.bytes_text(cost["stored_bytes"] or math.nan),
         "time / round": text.seconds_text(cost["per_round"]),
     }
@@ -210,6 +212,7 @@ def _cells_until(row: Group, column: str, goal: float, *, only_time: bool) -> di
         cells["compute until then"] = text.flops_text(mean["FLOPs"])
 
     cells[f"virtual time to {goal_text}"] = text.seconds_text(mean[TIME])
+    cells[f"energy to {goal_text}"] = text.joules_text(mean[ENERGY])
     return cells
 
 

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lightfed.lab.results import text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
-from lightfed.lab.results.run import TIME, Run, base_name, primary_metric, traffic
+from lightfed.lab.results.run import ENERGY, TIME, Run, base_name, primary_metric, traffic
 from lightfed.utils.keys import LEVELS, column_of, flat, key_of, long_name
 
 if TYPE_CHECKING:
@@ -543,7 +543,7 @@ def cost_to(target: float, run: Run, column: str) -> dict[str, float]:
         column: The column of metrics.csv.
 
     Returns:
-        Rounds, bytes and FLOPs of all clients, and wall-clock and virtual seconds, by name.
+        Rounds, bytes, FLOPs and joules of all clients, and wall-clock and virtual seconds, by name.
     """
     spent_by_round = {
         "rounds": run.rounds.index.to_series(),
@@ -551,6 +551,7 @@ def cost_to(target: float, run: Run, column: str) -> dict[str, float]:
         "FLOPs": run.series("flops").fillna(0.0).cumsum(),
         "seconds": run.series("seconds").fillna(0.0).cumsum(),
         TIME: run.series(TIME),
+        ENERGY: run.series(ENERGY).cumsum(),
     }
     has_reached = text.direction(column) * (run.series(column) - target) >= 0
     if not has_reached.any():

@@ -50,6 +50,9 @@ MOST_COLUMNS = 5_000
 # The column with the seconds of a simulated clock since the start.
 TIME = "virtual_time"
 
+# The column with the energy that clients' devices spend in a round.
+ENERGY = "joules"
+
 # A cell whose value was measured and is not a number; an empty cell was not measured.
 NAN = re.compile(r"(?<=,)nan(?=[,\r\n]|$)")
 
@@ -424,7 +427,7 @@ def totals(run: Run) -> dict[str, float]:
     that a client keeps, as a mean over the last evaluation.
     """
     costs = {}
-    for name in ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds"):
+    for name in ("bytes_up", "bytes_down", "server_bytes", "flops", "seconds", ENERGY):
         costs[name] = float(run.series(name).sum(min_count=1))
 
     stored = run.evaluation.reindex(columns=["stored_bytes"])["stored_bytes"]

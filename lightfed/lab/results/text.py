@@ -63,6 +63,11 @@ def flops_text(value: float) -> str:
     return _scaled_text(value, "FLOPs")
 
 
+def joules_text(value: float) -> str:
+    """Return an energy as text, such as `1.23 kJ`."""
+    return _scaled_text(value, "J")
+
+
 def seconds_text(value: float) -> str:
     """Return a time in seconds as text, such as `12 ms`, `1.23 s`, `5.0 min` or `3.1 h`."""
     if math.isnan(value):

@@ -18,7 +18,7 @@ from lightfed.lab.results import text
 from lightfed.lab.results.groups import Group, cost_to
 from lightfed.lab.results.holm import ERROR
 from lightfed.lab.results.paired import Difference, Verdict, mean_and_std
-from lightfed.lab.results.run import TIME, Run, totals
+from lightfed.lab.results.run import ENERGY, TIME, Run, totals
 from lightfed.utils.keys import flat, key_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _COSTS: dict[str, Callable[[float], str]] = {
     "FLOPs": text.flops_text,
     "seconds": text.seconds_text,
     TIME: text.seconds_text,
+    ENERGY: text.joules_text,
 }
 
 # The end of the name of a cost that is counted until a target is reached.
@@ -198,7 +199,7 @@ def rows_of(a: Group, b: Group, target: Target | None = None) -> list[Row]:
 def costs_of(run: Run) -> dict[str, float]:
     """Return the costs of a run by name; NaN where one is unknown.
 
-    They are bytes and FLOPs of all clients, and wall-clock and virtual seconds.
+    They are bytes, FLOPs and joules of all clients, and wall-clock and virtual seconds.
     """
     total = totals(run)
     return {
@@ -206,6 +207,7 @@ def costs_of(run: Run) -> dict[str, float]:
         "FLOPs": total["flops"],
         "seconds": total["seconds"],
         TIME: run.final(TIME),
+        ENERGY: total[ENERGY],
     }
 
 
