@@ -13,7 +13,7 @@ Integer buffers keep their initial values.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, NamedTuple
@@ -47,6 +47,7 @@ class Sent:
 
     Attributes:
         round: The round t.
+        layer: The position of the layer among those with adapters.
         p: The clients' shares, whose sum is 1.
         scales: s_k of each client.
         A: A_k of each client, (r_k, in).
@@ -57,6 +58,7 @@ class Sent:
     """
 
     round: int
+    layer: int
     p: list[float]
     scales: list[float]
     A: list[Tensor]
@@ -137,6 +139,7 @@ class _OnHost(NamedTuple):
     """A merged layer in host memory, as float32, which travels between ranks.
 
     Attributes:
+        layer: The position of the layer among those with adapters.
         A: The server's A; None if it does not change.
         D: The server's D; None if it does not change.
         base: (out, in) added to the weight W; None for nothing.
@@ -145,6 +148,7 @@ class _OnHost(NamedTuple):
         error: ||applied + base - M|| and ||M||.
     """
 
+    layer: int
     A: Tensor | None
     D: Tensor | None
     base: Tensor | None
@@ -531,27 +535,35 @@ class AdapterRule(Algorithm):
 
         # A plan merges nothing, and has no results: it counts the most that a merge can give.
         added = self.most_added(fed, clients)
-        jobs = self._jobs(fed, clients, t)
-        layers = zip(self.adapters[0], self.server_factors(), strict=True)
+        jobs = (partial(self._merge_on_host, sent) for sent in self._sent_by_layer(fed, clients, t))
         norms = []
-        for layer, ((adapter, (old_A, old_D)), merged) in enumerate(
-            zip(layers, fed.once(jobs), strict=False)
-        ):
-            if merged.A is not None:
-                old_A.copy_(merged.A)
-            if merged.D is not None:
-                old_D.copy_(merged.D)
+        for merged in fed.once(jobs):
             if merged.base is not None:
-                weights = self.base.layout.floats.views(self.base.floats)
-                adapter.weight(weights).add_(merged.base.to(fed.device))
-                added[layer] = merged.base_rank
+                added[merged.layer] = merged.base_rank
             if merged.kept is not None:
-                self.layer_kept(layer, merged.kept)
+                self.layer_kept(merged.layer, merged.kept)
+            self._put(merged)
             norms.append(merged.error)
+
+            # What was added to the base can have gigabytes. Without this it would be in memory
+            # while the next layer is merged.
+            del merged
 
         if self.changes_base:
             self.added += added.to(self.added.device)
         self._report_errors(fed, norms)
+
+    def _put(self, merged: _OnHost) -> None:
+        """Write a merged layer into the server's model and the base."""
+        adapter = self.adapters[0][merged.layer]
+        old_A, old_D = self.server_factors()[merged.layer]
+        if merged.A is not None:
+            old_A.copy_(merged.A)
+        if merged.D is not None:
+            old_D.copy_(merged.D)
+        if merged.base is not None:
+            weights = self.base.layout.floats.views(self.base.floats)
+            adapter.weight(weights).add_(merged.base.to(self.base.floats.device))
 
     def most_added(self, fed: Fleet, clients: Sequence[int]) -> Tensor:
         """Return the most ranks that a merge of these clients can add to W, (L,) by layer.
@@ -580,14 +592,7 @@ class AdapterRule(Algorithm):
         fed.report("aggregation_error", float(errors.norm() / means.norm()))
         fed.report("aggregation_error_worst", float(relative.max()))
 
-    def _jobs(self, fed: Fleet, clients: Sequence[int], t: int) -> Iterator[Callable[[], _OnHost]]:
-        """Yield what merges each layer; a layer's factors are held only until its turn is over."""
-        for adapter, sent in zip(
-            self.adapters[0], self._sent_by_layer(fed, clients, t), strict=True
-        ):
-            yield partial(self._merge_on_host, adapter.layer, sent)
-
-    def _merge_on_host(self, layer: str, sent: Sent) -> _OnHost:
+    def _merge_on_host(self, sent: Sent) -> _OnHost:
         """Return a layer after the merge, and its error.
 
         Raises:
@@ -597,6 +602,7 @@ class AdapterRule(Algorithm):
             merged = self.merge_layer(sent)
             error = merged.error(sent.mean)
         except torch.linalg.LinAlgError as failure:
+            layer = self.adapters[0][sent.layer].layer
             raise UserError(
                 "model.algorithm",
                 f"no decomposition of {layer} in round {sent.round} ({reason(failure)})",
@@ -605,6 +611,7 @@ class AdapterRule(Algorithm):
 
         base = merged.base
         return _OnHost(
+            layer=sent.layer,
             A=None if merged.A is None else merged.A.float().cpu(),
             D=None if merged.D is None else merged.D.float().cpu(),
             base=None if base is None else base.dense.float().cpu(),
@@ -640,6 +647,7 @@ class AdapterRule(Algorithm):
 
             yield Sent(
                 round=t,
+                layer=layer,
                 p=p,
                 scales=scales,
                 A=all_A,

@@ -79,8 +79,11 @@ class FedRotLoRA(AdapterRule):
         whole = nearest_rotation(N)
         if whole is None:
             return None
+
+        # Half of half a turn is 0 but for rounding, which must not choose a rotation.
         identity = torch.eye(len(N), dtype=N.dtype)
-        return nearest_rotation((1 - self.strength) * identity + self.strength * whole)
+        part = (1 - self.strength) * identity + self.strength * whole
+        return nearest_rotation(part, size=1.0)
 
     @override
     def merge_layer(self, sent: Sent) -> Merged:
@@ -89,19 +92,21 @@ class FedRotLoRA(AdapterRule):
         return Merged(applied=Product(D[:, : sent.top], A[: sent.top]), A=A, D=D)
 
 
-def nearest_rotation(N: Tensor) -> Tensor | None:
+def nearest_rotation(N: Tensor, *, size: float = 0.0) -> Tensor | None:
     """Return the rotation Q that maximizes <N, Q>; None if there are several.
 
     N = U S V^T;   Q = U diag(1, ..., 1, det(U V^T)) V^T
 
     Args:
         N: A matrix (r, r), float64.
+        size: The size of what N was computed from, if that may be larger than N: rounding errors
+            are relative to it.
     """
     U, S, V_T = torch.linalg.svd(N)
     sign = torch.linalg.det(U @ V_T).sign()
     if S[0] == 0:
         return None
-    if len(S) > 1 and S[-2] + sign * S[-1] <= _SMALLEST_GAP * S[0]:
+    if len(S) > 1 and S[-2] + sign * S[-1] <= _SMALLEST_GAP * max(float(S[0]), size):
         return None
 
     flips = torch.ones_like(S)
