@@ -222,8 +222,9 @@ class ServerStep:
             optimizer.step()
             return
 
-        # Before its first step an optimizer has no momentum. What that step makes of a gradient of
-        # 0 is a momentum of 0.
+        # What does not step has a gradient of 0, and is 0 during the step, against weight decay. So
+        # the momentum that an optimizer's first step makes for it is 0.
+        row[positions] = 0
         state = optimizer.state[parameter]
         waiting = {
             name: value[positions].clone()

@@ -13,7 +13,7 @@ Integer buffers keep their initial values.
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, NamedTuple
@@ -221,34 +221,14 @@ class AdapterRule(Algorithm):
                     f"{adapter.b} does not start at 0",
                     "choose an initialization that does not change the model, as peft's default",
                 )
-            if self.changes_base:
-                self._check_base(adapter, tensors)
+            if self.changes_base and not adapter.base:
+                raise UserError(
+                    "model.clients",
+                    f"base_layer.weight, base.weight or weight of {adapter.layer} is missing, "
+                    "trained, quantised or shared",
+                    f"{type(self).__name__} needs a frozen one",
+                )
             A.copy_(self.initial(adapter, len(A)))
-
-    def _check_base(self, adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse a layer whose weight the rule cannot add to.
-
-        Args:
-            adapter: The adapter of the layer.
-            tensors: The parameters of the module, by name.
-        """
-        if not adapter.base:
-            raise UserError(
-                "model.clients",
-                f"base_layer.weight, base.weight or weight of {adapter.layer} is missing, "
-                "trained, quantised or shared",
-                f"{type(self).__name__} needs a frozen one",
-            )
-
-        # bfloat16 has 8 bits: what is below 0.4 % of a weight would vanish in the sum.
-        dtype = tensors[adapter.base].dtype
-        if dtype != torch.float32:
-            kind = str(dtype).removeprefix("torch.")
-            raise UserError(
-                "model.clients",
-                f"{adapter.base} is {kind}, and {type(self).__name__} adds to it",
-                "give dtype: float32, or choose a rule that leaves the base, such as RankMean",
-            )
 
     def initial(self, own: Adapter, rank: int) -> Tensor:
         """Return a layer's A at the start, (rank, in); a lower rank has the first rows."""
@@ -533,16 +513,28 @@ class AdapterRule(Algorithm):
                 sizes=dict.fromkeys(clients, 0),  # their bytes are charged with the adapters'
             )
 
-        # A plan merges nothing, and has no results: it counts the most that a merge can give.
-        added = self.most_added(fed, clients)
+        weights = {}
+        added = torch.zeros(len(self.starts), dtype=torch.int64)
+        if self.changes_base:
+            weights = self.base.layout.floats.views(self.base.floats)
+            # A plan merges nothing, and has no results: it counts the most that a merge can add.
+            added = self.most_added(fed, clients)
+
+        factors = self.server_factors()
         jobs = (partial(self._merge_on_host, sent) for sent in self._sent_by_layer(fed, clients, t))
         norms = []
         for merged in fed.once(jobs):
+            old_A, old_D = factors[merged.layer]
+            if merged.A is not None:
+                old_A.copy_(merged.A)
+            if merged.D is not None:
+                old_D.copy_(merged.D)
             if merged.base is not None:
+                adapter = self.adapters[0][merged.layer]
+                adapter.weight(weights).add_(merged.base.to(fed.device))
                 added[merged.layer] = merged.base_rank
             if merged.kept is not None:
                 self.layer_kept(merged.layer, merged.kept)
-            self._put(merged)
             norms.append(merged.error)
 
             # What was added to the base can have gigabytes. Without this it would be in memory
@@ -552,18 +544,6 @@ class AdapterRule(Algorithm):
         if self.changes_base:
             self.added += added.to(self.added.device)
         self._report_errors(fed, norms)
-
-    def _put(self, merged: _OnHost) -> None:
-        """Write a merged layer into the server's model and the base."""
-        adapter = self.adapters[0][merged.layer]
-        old_A, old_D = self.server_factors()[merged.layer]
-        if merged.A is not None:
-            old_A.copy_(merged.A)
-        if merged.D is not None:
-            old_D.copy_(merged.D)
-        if merged.base is not None:
-            weights = self.base.layout.floats.views(self.base.floats)
-            adapter.weight(weights).add_(merged.base.to(self.base.floats.device))
 
     def most_added(self, fed: Fleet, clients: Sequence[int]) -> Tensor:
         """Return the most ranks that a merge of these clients can add to W, (L,) by layer.

@@ -54,9 +54,11 @@ class FedRotLoRA(AdapterRule):
         if t == 0:
             return
 
+        # The server's model has not changed since it was sent.
+        received = self.server_factors()
         for client in fed.mine(finished(fed, clients)):
             factors = self.factors(fed, client, fed.row(client).floats)
-            for (A, B), (sent_A, sent_D) in zip(factors, self.server_factors(), strict=True):
+            for (A, B), (sent_A, sent_D) in zip(factors, received, strict=True):
                 rank = len(A)
                 if t % 2 == 1:
                     N = _on_host(A) @ _on_host(sent_A[:rank]).T

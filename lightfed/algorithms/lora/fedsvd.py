@@ -12,6 +12,8 @@ not change it: D A has at most R components.
 Deviations: clients can have unlike ranks and scales, as in `FFALoRA`; one of rank r gets the r
 largest components. There is no noise for privacy. Components that are zero up to rounding get D = 0
 and the initial row of A. The first A is the common initial one, whose rows are not orthonormal.
+The released code (seanie12/fed-svd) also freezes the classifier; here other trained tensors are
+averaged, as in FedAvg.
 """
 
 from typing import Any

@@ -79,14 +79,13 @@ def test_fedmomentum_applies_the_components_of_the_energy(energy: float) -> None
 
 @pytest.mark.parametrize("name", ["fedmomentum", "fedsvd", "flexlora"])
 def test_ranks_without_a_component_can_be_trained(name: str) -> None:
-    """M = 0, and A is the same for all: the server keeps no component."""
+    """M = 0: the server keeps no component, and A starts again."""
     given = sent(0.0, 2, 3)
     merged = RULES[name](adapters=NAMES).merge_layer(given)
     assert merged.A is not None
     assert merged.D is not None
-    assert torch.equal(merged.A, given.start) or name == "fedsvd"
-    assert not merged.D.any() or name == "fedsvd"
-    assert (merged.A.norm(dim=1) > 0).all()
+    assert torch.equal(merged.A, given.start)
+    assert not merged.D.any()
 
 
 def test_an_energy_cuts_what_flexlora_keeps_and_sends() -> None:
@@ -210,9 +209,8 @@ def test_a_base_in_another_type_is_refused_by_rules_that_add_to_it(
             self.body.weight = nn.Parameter(weight, requires_grad=False)
 
     groups = [ClientGroup(1, Half)]
-    with pytest.raises(UserError, match="bfloat16") as error:
+    with pytest.raises(UserError, match="bfloat16"):
         fleet_of(groups, rule(adapters=NAMES), random_data([8]))
-    assert "dtype: float32" in error.value.fix
 
 
 class Deep(nn.Module):

@@ -103,6 +103,17 @@ def test_a_period_of_two_decomposes_in_every_second_round() -> None:
     assert changes == [False, True, False, True]
 
 
+def test_a_servers_weight_decay_gives_a_waiting_factor_no_momentum() -> None:
+    rule = RoLoRA(adapters=NAMES)
+    server = partial(SGD, lr=1.0, momentum=0.9, weight_decay=0.1)
+    fed = federation(rule, 2, server_optimizer=server)
+    run_round(fed, 0)
+    (state,) = fed.server_step.of(rule.model).state.values()
+    momentum = rule.model.layout.floats.views(state["momentum_buffer"])
+    assert not momentum["net.body.down"].any()
+    assert momentum["net.body.up"].any()
+
+
 def test_a_servers_momentum_moves_the_factor_of_the_round_alone() -> None:
     """The other factor and its momentum wait: two rounds later they go on as if none were between.
 
