@@ -45,8 +45,8 @@ Your clients
   with classifiers at several depths.
 - differ in architecture: one vector per class is cheapest (`FedProto`, `FedTGP`, `FedGH`, `FD`); a
   small shared network costs more and transfers more (`FML`, `FedMRL`, `PFedMoE`).
-- fine-tune a large pretrained model: adapters, with `RankMean` to begin with; `FLoRA` or
-  `FedExLoRA` for the exact mean of their products.
+- fine-tune a large pretrained model: adapters, with `RankMean` to begin with; for the exact mean of
+  their products `RoLoRA` and `FedSVD`, or `FLoRA` and `FedExLoRA`, which add it to the base.
 - have one architecture and similar data: `FedAvg`; try `model.server_optimizer` first.
 - drift, because data differ and sessions are long: `SCAFFOLD` or `FedDyn`; `FedNova`, if numbers of
   steps differ.

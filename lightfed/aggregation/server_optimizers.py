@@ -168,7 +168,7 @@ class ServerStep:
         self._stepping: ServerModel | None = None
 
     @contextmanager
-    def __call__(self, model: ServerModel) -> Iterator[None]:
+    def __call__(self, model: ServerModel, *, fixed: Collection[str] = ()) -> Iterator[None]:
         """Let the optimizer take one step towards what the context merges into a model.
 
         The gradient is the parameters before the context minus those after it. Elements that no
@@ -176,6 +176,11 @@ class ServerStep:
 
         `Fleet.merge` enters this context by itself. A method that merges a model in several parts
         enters it around all of them, so that there is one step and not one for each part.
+
+        Args:
+            model: The server model that is merged.
+            fixed: Names of tensors that the merge leaves as they are. The optimizer does not move
+                them either, and their momentum waits. Counters of steps, as Adam's, go on.
         """
         # The outermost context of a model takes the step.
         is_within_a_step = self._stepping is model
@@ -192,11 +197,17 @@ class ServerStep:
             self._stepping = None
 
         if self.make is not None:
-            self._step(model, before)
+            self._step(model, before, fixed)
         self._put_back_personal(model, before)
 
-    def _step(self, model: ServerModel, before: Tensor) -> None:
-        """Step from the parameters before a merge, by the gradient that the merge stands for."""
+    def _step(self, model: ServerModel, before: Tensor, fixed: Collection[str]) -> None:
+        """Step from the parameters before a merge, by the gradient that the merge stands for.
+
+        Args:
+            model: The server model, after the merge.
+            before: Its values before the merge.
+            fixed: Names of the tensors that do not step.
+        """
         optimizer = self.of(model)
         row = model.parameters_row
         parameters_before = before[: len(row)]
@@ -205,7 +216,25 @@ class ServerStep:
         parameter.data = row
         parameter.grad = parameters_before - row
         row.copy_(parameters_before)
+
+        positions = model.layout.positions(fixed).to(row.device) if fixed else None
+        if positions is None:
+            optimizer.step()
+            return
+
+        # What does not step has a gradient of 0, and is 0 during the step, against weight decay. So
+        # the momentum that an optimizer's first step makes for it is 0.
+        row[positions] = 0
+        state = optimizer.state[parameter]
+        waiting = {
+            name: value[positions].clone()
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == row.shape
+        }
         optimizer.step()
+        row[positions] = parameters_before[positions]
+        for name, values in waiting.items():
+            state[name][positions] = values
 
     def _put_back_personal(self, model: ServerModel, before: Tensor) -> None:
         """Give the tensors that clients keep their values from before a merge."""

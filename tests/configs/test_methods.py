@@ -17,7 +17,10 @@ SIBLINGS = {
     name: folder
     for folder, names in {
         "flexifed/digits-vgg": "BasicCommon ClusteredCommon ClusteredFL",
-        "lora/chars": "ZeroPadded HetLoRA FLoRA FedExLoRA FFALoRA FedSALoRA FlexLoRA",
+        "lora/chars": (
+            "ZeroPadded HetLoRA FLoRA FedExLoRA FFALoRA FedSALoRA FlexLoRA RoLoRA FedSVD LoRAFAIR "
+            "FedRotLoRA FedMomentum"
+        ),
     }.items()
     for name in names.split()
 }

@@ -12,8 +12,10 @@ from typing_extensions import override
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lora.adapter_rule import AdapterRule
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.fedsvd import FedSVD
 from lightfed.algorithms.lora.ffalora import FFALoRA
 from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.rolora import RoLoRA
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
 from lightfed.packs.packing import AUTO_OF_TINY
@@ -64,9 +66,12 @@ def federation(rule: type[AdapterRule], side_by_side: Any) -> Fleet:
     )
 
 
-@pytest.mark.parametrize("rule", [RankMean, FedExLoRA, FFALoRA])
+@pytest.mark.parametrize("rule", [RankMean, FedExLoRA, FFALoRA, RoLoRA, FedSVD])
 def test_clients_of_unlike_ranks_train_in_packs_as_alone(rule: type[AdapterRule]) -> None:
-    """FedExLoRA adds to the base after every round, and FFALoRA has one factor in the base."""
+    """FedExLoRA adds to the base after every round, and FFALoRA has one factor in the base.
+
+    RoLoRA trains one factor at a time; FedSVD has a factor in the rows that no session trains.
+    """
     packed = federation(rule, "auto")
     alone = federation(rule, "off")
     assert list(packed.training.side_by_side.values()) == [AUTO_OF_TINY] * len(RANKS)

@@ -1,1 +1,1 @@
-"""Low-rank adapters of unlike rank: eight rules and the client that has them."""
+"""Low-rank adapters of unlike rank: rules of merging them, and the client that has them."""

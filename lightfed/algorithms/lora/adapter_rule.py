@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Literal, NamedTuple
 
 import lightning.pytorch as L
 import torch
@@ -29,11 +30,15 @@ from lightfed.algorithms.lora.products import Product
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
+from lightfed.local.local_work import Phase
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelKind, Row, Rows
 from lightfed.state.server_model import ServerModel
-from lightfed.utils.errors import UserError
+from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import torch_generator
+
+# Which factors of the adapters are in a message, or frozen.
+Factors = Literal["", "A", "B", "AB"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,10 @@ class Sent:
     """What the clients of a round sent of one layer, in the order of their numbers; all float64.
 
     Attributes:
+        round: The round t.
+        layer: The position of the layer among those with adapters.
         p: The clients' shares, whose sum is 1.
+        scales: s_k of each client.
         A: A_k of each client, (r_k, in).
         D: s_k B_k of each client, (out, r_k).
         old_A: The server's A before the merge, (R, in).
@@ -49,7 +57,10 @@ class Sent:
         start: The common initial A, (R, in).
     """
 
+    round: int
+    layer: int
     p: list[float]
+    scales: list[float]
     A: list[Tensor]
     D: list[Tensor]
     old_A: Tensor
@@ -60,6 +71,11 @@ class Sent:
     def top(self) -> int:
         """The greatest rank of a client in this round."""
         return max(map(len, self.A))
+
+    @property
+    def mean_scale(self) -> float:
+        """The mean of the clients' scales, sum_k p_k s_k."""
+        return sum(p_k * s_k for p_k, s_k in zip(self.p, self.scales, strict=True))
 
     @cached_property
     def mean(self) -> Product:
@@ -100,24 +116,52 @@ class Merged:
         applied: What the server's adapter applies, besides `base`.
         A: The server's A; None if it does not change.
         D: The server's D; None if it does not change.
-        base: (out, in) added to the weight W of all clients; None for nothing.
+        base: What is added to the weight W of all clients, as the factors that are sent; None for
+            nothing.
+        kept: How many components of M the rule has kept; None if it keeps no components.
     """
 
     applied: Product
     A: Tensor | None = None
     D: Tensor | None = None
-    base: Tensor | None = None
+    base: Product | None = None
+    kept: int | None = None
 
     def error(self, mean: Product) -> tuple[float, float]:
         """Return ||applied + base - M|| and ||M||, with the base in the precision of rows."""
         difference = self.applied - mean
         if self.base is None:
             return difference.norm(), mean.norm()
-        return float((difference.dense + rounded(self.base)).norm()), mean.norm()
+        return float((difference.dense + rounded(self.base.dense)).norm()), mean.norm()
+
+
+class _OnHost(NamedTuple):
+    """A merged layer in host memory, as float32, which travels between ranks.
+
+    Attributes:
+        layer: The position of the layer among those with adapters.
+        A: The server's A; None if it does not change.
+        D: The server's D; None if it does not change.
+        base: (out, in) added to the weight W; None for nothing.
+        base_rank: The number of factors whose product `base` is.
+        kept: How many components of M the rule has kept; None if it keeps no components.
+        error: ||applied + base - M|| and ||M||.
+    """
+
+    layer: int
+    A: Tensor | None
+    D: Tensor | None
+    base: Tensor | None
+    base_rank: int
+    kept: int | None
+    error: tuple[float, float]
 
 
 class AdapterRule(Algorithm):
-    """A rule of federated adapters: `merge_layer`, and which factors are sent.
+    """A rule of federated adapters: `merge_layer`, and which factors are trained and sent.
+
+    A rule with messages of another kind, or of another kind in every round, overrides `bytes_up`
+    and `bytes_down`; one that trains one factor at a time overrides `frozen`.
 
     Attributes:
         up: The factors that clients send.
@@ -132,7 +176,8 @@ class AdapterRule(Algorithm):
 
     side_by_side = True
     holds = "the server's adapters, cut to its rank"
-    up = down = "AB"
+    up: Factors = "AB"
+    down: Factors = "AB"
     shared: Collection[str] | None = None
     changes_base = False
     model: ServerModel
@@ -304,38 +349,92 @@ class AdapterRule(Algorithm):
     @override
     def round(self, fed: Fleet, t: int) -> None:
         clients = fed.participants(t)  # S
-        sizes = self.sizes(fed, clients, self.down)
+        sizes = self.bytes_down(fed, clients, t)
         if self.changes_base:
             sizes += self._missed(clients)
             self.seen[clients] = self.added
 
         fed.send(self.model, clients, tensors=self.shared, size=sizes.tolist())
-        fed.train(clients, t)
-        self.before_sending(fed, clients)
+        frozen = self.frozen(t)
+        fed.train(clients, t, phases=self._phases(fed, frozen))
+        self.before_sending(fed, clients, t)
 
         # In a round without a usable update there is no error.
         fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
-        fed.charge(clients, up=self.sizes(fed, clients, self.up).tolist())
+        fed.charge(clients, up=self.bytes_up(fed, clients, t).tolist())
         usable = [client for client in clients if fed.usable(client)]
         if usable:
-            with fed.server_step(self.model):
-                self.merge(fed, usable)
+            with fed.server_step(self.model, fixed=self.names_of(frozen)):
+                self.merge(fed, usable, t)
 
-    def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
+    def frozen(self, t: int) -> Factors:
+        """Return which factors the sessions of round t leave as they are; by default none.
+
+        Neither do a server's optimizer and its momentum move them in that round.
+        """
+        return ""
+
+    def bytes_down(self, fed: Fleet, clients: Sequence[int], t: int) -> Tensor:
+        """Return the bytes that each client is sent in round t, (K,), besides those of the base."""
+        return self.sizes(fed, clients, self.down)
+
+    def bytes_up(self, fed: Fleet, clients: Sequence[int], t: int) -> Tensor:
+        """Return the bytes that each client sends in round t, (K,)."""
+        return self.sizes(fed, clients, self.up)
+
+    def names_of(self, factors: Factors) -> frozenset[str]:
+        """Return the names of all tensors A, or B, or both."""
+        names = set()
+        for adapter in self.adapters[0]:
+            if "A" in factors:
+                names.add(adapter.a)
+            if "B" in factors:
+                names.add(adapter.b)
+        return frozenset(names)
+
+    def _phases(self, fed: Fleet, frozen: Factors) -> list[Phase]:
+        """Return the one part of a session that trains all but these factors; [] if it is all."""
+        if not frozen:
+            return []
+
+        left_alone = self.names_of(frozen)
+        trained = []
+        for name, parameter in fed.groups[0].module.named_parameters():
+            if parameter.requires_grad and name not in left_alone:
+                trained.append(name)
+
+        # A phase names parameters by their prefixes.
+        for name in left_alone:
+            if name.startswith(tuple(trained)):
+                raise UserError(
+                    "model.clients",
+                    f"the name {name} begins with that of another trained parameter",
+                    f"rename it: {type(self).__name__} trains one of the two at a time",
+                )
+        return [Phase(trained, epochs=fed.work.epochs, steps=fed.work.steps)]
+
+    def before_sending(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
         """Do what clients do between their sessions and their messages; by default nothing."""
 
     def ranks(self, fed: Fleet, client: int) -> list[int]:
         """Return r_k by layer."""
         return [adapter.rank for adapter in self.adapters[fed.home_group(client)]]
 
-    def sizes(self, fed: Fleet, clients: Sequence[int], factors: str) -> Tensor:
+    def sizes(
+        self,
+        fed: Fleet,
+        clients: Sequence[int],
+        factors: Factors,
+        *,
+        most: Tensor | None = None,
+    ) -> Tensor:
         """Return the bytes of a message of each client, (K,).
 
         Args:
             fed: The federation.
             clients: The K clients.
-            factors: Which factors are in the message besides the other tensors: "A", "B", "AB" or
-                "".
+            factors: Which factors are in the message besides the other tensors.
+            most: (L,) the most ranks of a layer that are in a message; None for all of a client's.
         """
         widths = []  # elements of one rank, by layer
         for adapter in self.adapters[0]:
@@ -347,6 +446,8 @@ class AdapterRule(Algorithm):
             widths.append(width)
 
         ranks = torch.tensor([self.ranks(fed, client) for client in clients])  # (K, L)
+        if most is not None:
+            ranks = torch.minimum(ranks, most.to(ranks))
         others = torch.tensor([state.layout.floats.only(self.others).numel for state in fed.groups])
         groups = [fed.home_group(client) for client in clients]
         return 4 * (ranks @ torch.tensor(widths) + others[groups])
@@ -401,7 +502,7 @@ class AdapterRule(Algorithm):
         tensors |= self.model.layout.floats.views(self.model.floats)
         return [adapter.factors(tensors) for adapter in self.adapters[0]]
 
-    def merge(self, fed: Fleet, clients: Sequence[int]) -> None:
+    def merge(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
         """Average all other tensors, and merge each layer by the rule, on one rank each."""
         if self.others:
             fed.merge(
@@ -412,27 +513,50 @@ class AdapterRule(Algorithm):
                 sizes=dict.fromkeys(clients, 0),  # their bytes are charged with the adapters'
             )
 
+        weights = {}
+        added = torch.zeros(len(self.starts), dtype=torch.int64)
         if self.changes_base:
-            # W gets the clients' products, and from FedEx-LoRA also the server's old one, D A.
-            own = [len(start) if self.down else 0 for start in self.starts]
-            theirs = [self.ranks(fed, client) for client in clients]
-            self.added += torch.tensor([own, *theirs]).sum(0).to(self.added.device)
+            weights = self.base.layout.floats.views(self.base.floats)
+            # A plan merges nothing, and has no results: it counts the most that a merge can add.
+            added = self.most_added(fed, clients)
 
+        factors = self.server_factors()
+        jobs = (partial(self._merge_on_host, sent) for sent in self._sent_by_layer(fed, clients, t))
         norms = []
-        jobs = (partial(self._merge_on_host, sent) for sent in self._sent_by_layer(fed, clients))
-        layers = zip(self.adapters[0], self.server_factors(), strict=True)
-        # Not strict: a plan merges nothing, and has no results.
-        for (adapter, (old_A, old_D)), result in zip(layers, fed.once(jobs), strict=False):
-            (A, D, base), error = result
-            if A is not None:
-                old_A.copy_(A)
-            if D is not None:
-                old_D.copy_(D)
-            if base is not None:
-                weights = self.base.layout.floats.views(self.base.floats)
-                adapter.weight(weights).add_(base.to(fed.device))
-            norms.append(error)
+        for merged in fed.once(jobs):
+            old_A, old_D = factors[merged.layer]
+            if merged.A is not None:
+                old_A.copy_(merged.A)
+            if merged.D is not None:
+                old_D.copy_(merged.D)
+            if merged.base is not None:
+                adapter = self.adapters[0][merged.layer]
+                adapter.weight(weights).add_(merged.base.to(fed.device))
+                added[merged.layer] = merged.base_rank
+            if merged.kept is not None:
+                self.layer_kept(merged.layer, merged.kept)
+            norms.append(merged.error)
+
+            # What was added to the base can have gigabytes. Without this it would be in memory
+            # while the next layer is merged.
+            del merged
+
+        if self.changes_base:
+            self.added += added.to(self.added.device)
         self._report_errors(fed, norms)
+
+    def most_added(self, fed: Fleet, clients: Sequence[int]) -> Tensor:
+        """Return the most ranks that a merge of these clients can add to W, (L,) by layer.
+
+        By default it is what FLoRA and FedEx-LoRA add: the clients' products, and where the server
+        has adapters also its old one, D A.
+        """
+        own = [len(start) if self.down else 0 for start in self.starts]
+        theirs = [self.ranks(fed, client) for client in clients]
+        return torch.tensor([own, *theirs]).sum(0)
+
+    def layer_kept(self, layer: int, components: int) -> None:
+        """Called on all ranks with how many components of M a layer has kept, if a rule says so."""
 
     def _report_errors(self, fed: Fleet, norms: Sequence[tuple[float, float]]) -> None:
         """Report the relative error of the merge, over all layers and of the worst.
@@ -448,19 +572,39 @@ class AdapterRule(Algorithm):
         fed.report("aggregation_error", float(errors.norm() / means.norm()))
         fed.report("aggregation_error_worst", float(relative.max()))
 
-    def _merge_on_host(self, sent: Sent) -> tuple[list[Tensor | None], tuple[float, float]]:
-        """Return A, D and what is added to the base, in host memory, and the error."""
-        merged = self.merge_layer(sent)
-        on_host: list[Tensor | None] = []
-        for tensor in (merged.A, merged.D, merged.base):
-            on_host.append(None if tensor is None else tensor.float().cpu())
-        return on_host, merged.error(sent.mean)
+    def _merge_on_host(self, sent: Sent) -> _OnHost:
+        """Return a layer after the merge, and its error.
+
+        Raises:
+            UserError: LAPACK found no decomposition. `Fleet.once` raises it on all ranks.
+        """
+        try:
+            merged = self.merge_layer(sent)
+            error = merged.error(sent.mean)
+        except torch.linalg.LinAlgError as failure:
+            layer = self.adapters[0][sent.layer].layer
+            raise UserError(
+                "model.algorithm",
+                f"no decomposition of {layer} in round {sent.round} ({reason(failure)})",
+                "lower the learning rate, or choose a rule that decomposes nothing, as RankMean",
+            ) from failure
+
+        base = merged.base
+        return _OnHost(
+            layer=sent.layer,
+            A=None if merged.A is None else merged.A.float().cpu(),
+            D=None if merged.D is None else merged.D.float().cpu(),
+            base=None if base is None else base.dense.float().cpu(),
+            base_rank=0 if base is None else base.left.shape[1],
+            kept=merged.kept,
+            error=error,
+        )
 
     @abstractmethod
     def merge_layer(self, sent: Sent) -> Merged:
         """Return a layer after the round, from what the clients sent of it."""
 
-    def _sent_by_layer(self, fed: Fleet, clients: Sequence[int]) -> Iterator[Sent]:
+    def _sent_by_layer(self, fed: Fleet, clients: Sequence[int], t: int) -> Iterator[Sent]:
         """Yield what the clients sent, layer by layer, on every rank."""
         if self.weights == "samples":
             numbers = [fed.data.num_samples(client) for client in clients]
@@ -473,14 +617,19 @@ class AdapterRule(Algorithm):
         for layer, (old_A, old_D) in enumerate(self.server_factors()):
             all_A = []
             all_D = []
+            scales = []
             for client in clients:
                 A, B = factors_of[client][layer]
                 scale = self.adapters[fed.home_group(client)][layer].scale
                 all_A.append(A.to(old_A).double())
                 all_D.append(scale * B.to(old_D).double())
+                scales.append(scale)
 
             yield Sent(
+                round=t,
+                layer=layer,
                 p=p,
+                scales=scales,
                 A=all_A,
                 D=all_D,
                 old_A=old_A.double(),
@@ -545,3 +694,8 @@ def drawn(own: Adapter, rank: int, generator: torch.Generator) -> Tensor:
 def rounded(values: Tensor) -> Tensor:
     """Return float64 values rounded to what rows hold, float32."""
     return values.float().double()
+
+
+def finished(fed: Fleet, clients: Sequence[int]) -> list[int]:
+    """Return the clients whose sessions of this round gave a finite update, in time or late."""
+    return [client for client in clients if fed.outcomes.usable.get(client, True)]

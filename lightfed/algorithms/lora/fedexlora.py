@@ -30,4 +30,4 @@ class FedExLoRA(AdapterRule):
         A, D = sent.averaged(sent.p, by_rank=True)
         DA = Product(D, A)
         E = sent.mean - DA
-        return Merged(applied=DA, A=A, D=D, base=E.dense)  # W <- W + E
+        return Merged(applied=DA, A=A, D=D, base=E)  # W <- W + E

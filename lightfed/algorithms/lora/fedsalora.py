@@ -17,7 +17,7 @@ import lightning.pytorch as L
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Factors, Merged, Sent
 from lightfed.algorithms.lora.adapters import adapters_of
 from lightfed.algorithms.lora.products import Product
 from lightfed.api.fleet import Fleet
@@ -26,7 +26,8 @@ from lightfed.api.fleet import Fleet
 class FedSALoRA(AdapterRule):
     """A is averaged; B_k starts at 0, stays with its client, and is never sent."""
 
-    up = down = "A"
+    up: Factors = "A"
+    down: Factors = "A"
 
     def __init__(self, head: Literal["averaged", "personal"] = "averaged", **rule: Any) -> None:
         """Set what clients share besides A.

@@ -13,7 +13,7 @@ their share.
 import lightning.pytorch as L
 from typing_extensions import override
 
-from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Factors, Merged, Sent
 from lightfed.algorithms.lora.adapters import adapters_of
 from lightfed.algorithms.lora.products import Product
 from lightfed.models.build import DataSpec
@@ -22,7 +22,8 @@ from lightfed.models.build import DataSpec
 class FFALoRA(AdapterRule):
     """Clients train B only, and only B is sent."""
 
-    up = down = "B"
+    up: Factors = "B"
+    down: Factors = "B"
 
     @override
     def prepare_module(self, module: L.LightningModule, data: DataSpec) -> None:

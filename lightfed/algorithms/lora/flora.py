@@ -14,7 +14,7 @@ when they come back.
 import torch
 from typing_extensions import override
 
-from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent, drawn
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Factors, Merged, Sent, drawn
 from lightfed.algorithms.lora.adapters import Adapter
 from lightfed.algorithms.lora.products import Product
 from lightfed.local.hooks import SessionContext
@@ -26,7 +26,7 @@ class FLoRA(AdapterRule):
 
     no_kept_optimizer = "A is drawn again every round"
     no_memory = "A is drawn again every round, on another base"
-    down = ""
+    down: Factors = ""
     changes_base = True
     no_server_step = "its step would be one of dense weights"
     holds = "the server's base, without adapters"
@@ -46,4 +46,4 @@ class FLoRA(AdapterRule):
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # W <- W + M, M = sum_k p_k s_k B_k A_k. The server's adapter applies nothing: D = 0.
-        return Merged(applied=Product(sent.old_D, sent.old_A), base=sent.mean.dense)
+        return Merged(applied=Product(sent.old_D, sent.old_A), base=sent.mean)

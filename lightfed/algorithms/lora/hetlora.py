@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent, finished
 from lightfed.algorithms.lora.products import Product
 from lightfed.api.algorithm import KEY
 from lightfed.api.fleet import Fleet
@@ -88,7 +88,7 @@ class HetLoRA(AdapterRule):
             dB += self.decay * norm_A * torch.nan_to_num(B / norm_B)
 
     @override
-    def before_sending(self, fed: Fleet, clients: Sequence[int]) -> None:
+    def before_sending(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
         """Let clients prune themselves.
 
         r_k <- q if sum ||A[q:]|| ||B[:, q:]|| is less than in what the client received.
@@ -120,8 +120,3 @@ class HetLoRA(AdapterRule):
         # A = sum_k w_k pad(A_k), D = sum_k w_k s_k pad(B_k)
         A, D = sent.averaged(w)
         return Merged(applied=Product(D[:, : sent.top], A[: sent.top]), A=A, D=D)
-
-
-def finished(fed: Fleet, clients: Sequence[int]) -> list[int]:
-    """Return the clients whose sessions of this round gave a finite update, in time or late."""
-    return [client for client in clients if fed.outcomes.usable.get(client, True)]

@@ -63,3 +63,45 @@ class Product:
         V = Q2 @ Y_T.T
         signs = V.gather(0, V.abs().argmax(0, keepdim=True)).sign()
         return U * signs, S, V * signs
+
+
+def components_of_energy(S: Tensor, energy: float) -> int:
+    """Return the least q with sum_{i < q} S_i^2 >= energy * sum_i S_i^2; 0 if all are 0.
+
+    Args:
+        S: (m,) singular values, descending.
+        energy: A share above 0 and at most 1.
+    """
+    sums = S.square().cumsum(0)
+    if not len(sums) or sums[-1] == 0:
+        return 0
+    return int((sums < energy * sums[-1]).sum()) + 1
+
+
+def largest_components(
+    U: Tensor, S: Tensor, V: Tensor, start: Tensor, most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return factors A (R, in) and D (out, R) of the largest components: V^T and U S.
+
+    Components that are zero up to rounding, and those beyond `most`, get D = 0 and the row of
+    `start`. So the product is the same, the rank can be trained, and no rounding error decides
+    about it.
+
+    Args:
+        U: (out, m) left singular vectors.
+        S: (m,) singular values, descending.
+        V: (in, m) right singular vectors.
+        start: The common initial A, (R, in).
+        most: The number of components that are kept at most; None for all.
+    """
+    # Below this, a singular value is a rounding error of the float32 factors.
+    threshold = S[0] * max(len(U), len(V)) * torch.finfo(torch.float32).eps
+    count = min(len(start), int((threshold < S).sum()))
+    if most is not None:
+        count = min(count, most)
+
+    A = start.clone()
+    D = U.new_zeros(len(U), len(start))
+    A[:count] = V[:, :count].T
+    D[:, :count] = U[:, :count] * S[:count]
+    return A, D

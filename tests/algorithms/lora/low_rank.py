@@ -1,6 +1,7 @@
 """Recorded federations of low-rank adapters, and a network that has its own."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,16 +15,23 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from lightfed.algorithms.lora.adapter_rule import AdapterRule
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
 from lightfed.algorithms.lora.adapters import Adapter
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.fedmomentum import FedMomentum
+from lightfed.algorithms.lora.fedrotlora import FedRotLoRA
 from lightfed.algorithms.lora.fedsalora import FedSALoRA
+from lightfed.algorithms.lora.fedsvd import FedSVD
 from lightfed.algorithms.lora.ffalora import FFALoRA
 from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
 from lightfed.algorithms.lora.hetlora import HetLoRA
+from lightfed.algorithms.lora.lorafair import LoRAFAIR
+from lightfed.algorithms.lora.products import Product
 from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.rolora import RoLoRA
 from lightfed.algorithms.lora.zeropadded import ZeroPadded
+from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.torch_data import FromTorch
 from lightfed.local.client_group import ClientGroup
@@ -34,7 +42,13 @@ from tests.small import GOLDEN, Given, fleet_of, run_round
 RULES: dict[str, type[AdapterRule]] = {
     "rankmean": RankMean, "zeropad": ZeroPadded, "hetlora": HetLoRA, "flexlora": FlexLoRA,
     "flora": FLoRA, "fedex": FedExLoRA, "ffa": FFALoRA, "fedsa": FedSALoRA,
+    "rolora": RoLoRA, "fedsvd": FedSVD, "fedrot": FedRotLoRA, "fedmomentum": FedMomentum,
+    "lorafair": LoRAFAIR,
 }  # fmt: skip
+# Arguments of a rule that a recording names alike.
+ARGUMENTS = (
+    "period", "strength", "energy", "similarity", "regularization", "steps", "step_size",
+)  # fmt: skip
 NAMES = {"down": "up"}
 
 
@@ -95,6 +109,9 @@ class Recorded:
         about: its settings and numbers.
         tensors: the recorded ones.
         started: what clients started with, by round and client: A, B and W by layer.
+        trained: what sessions ended with, likewise, before anything is done for the message.
+        means: the mean of the products that each layer's merge saw, of all rounds in turn.
+        kept: how many components each layer's merge has kept, likewise.
         fleet: the clients.
     """
 
@@ -103,6 +120,9 @@ class Recorded:
         self.about = json.loads(place.with_suffix(".json").read_text())
         self.tensors = load_file(place.with_suffix(".safetensors"))
         self.started: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.trained: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.means: list[Product] = []
+        self.kept: list[int] = []
         self.layers = {layer["name"]: layer for layer in self.about["layers"]}
         weights = {
             name: self.tensors[f"init/{name}/W"].view(layer.get("conv_weight", (-1, layer["in"])))
@@ -141,6 +161,7 @@ class Recorded:
             given["server_rank"] = about["server_rank"]
         if method == "fedsa":
             given["head"] = about["head"]
+        given |= {name: about[name] for name in ARGUMENTS if name in about}
         if "prune" in about:
             given |= {"gamma": about["prune"]["gamma"], "decay": about["prune"]["lambda"]}
         real = "sgd" in about
@@ -153,6 +174,23 @@ class Recorded:
             def fresh(self, s: SessionContext, own: Adapter) -> Tensor:
                 layer = own.layer.split(".")[-1]
                 return recorded.tensors[f"r{s.round}/fresh/{s.client}/{layer}/A"].float()
+
+            @override
+            def before_sending(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
+                for client in clients:
+                    row = fed.row(client).floats
+                    recorded.trained[t, client] = recorded.named(client, row)
+                super().before_sending(fed, clients, t)
+
+            @override
+            def merge_layer(self, sent: Sent) -> Merged:
+                recorded.means.append(sent.mean)
+                return super().merge_layer(sent)
+
+            @override
+            def layer_kept(self, layer: int, components: int) -> None:
+                recorded.kept.append(components)
+                super().layer_kept(layer, components)
 
             @override
             def session_start(self, s: SessionContext) -> None:

@@ -18,6 +18,9 @@ from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.fedmomentum import FedMomentum
+from lightfed.algorithms.lora.fedrotlora import FedRotLoRA
+from lightfed.algorithms.lora.fedsvd import FedSVD
 from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
 from lightfed.algorithms.lora.hetlora import HetLoRA
@@ -167,6 +170,9 @@ MOVING: dict[str, tuple[Any, Any]] = {
     "my1": (lambda: My1(Ring(), rounds=3), mlp),
     "my2": (lambda: My2(Ring(), rounds=3), mlp),
     "fedexlora": (partial(FedExLoRA, adapters=NAMES), adapted),
+    "fedmomentum": (partial(FedMomentum, adapters=NAMES), adapted),
+    "fedrotlora": (partial(FedRotLoRA, adapters=NAMES), adapted),
+    "fedsvd": (partial(FedSVD, adapters=NAMES), adapted),
     "flexlora": (partial(FlexLoRA, adapters=NAMES), adapted),
     "flora": (partial(FLoRA, adapters=NAMES), adapted),
     "hetlora": (partial(HetLoRA, gamma=0.5, adapters=NAMES), adapted),

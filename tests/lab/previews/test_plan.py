@@ -74,6 +74,7 @@ def trained(case: Case) -> Ledger:
         "fedbcdi", "flexifed_max", "heterofl", "heterofl_dynamic", "lgfedavg_heads", "standalone",
         "apfl", "depthfl", "fedbuff", "fedrolex_random", "fjord", "pfedme", "ditto", "feddyn",
         "fednova", "moon", "fedexlora", "fedsalora", "ffalora", "flexlora", "flora", "rankmean",
+        "rolora", "fedsvd", "fedrotlora", "lorafair",
     ],
 )  # fmt: skip
 def test_bytes_are_those_of_a_run(name: str) -> None:

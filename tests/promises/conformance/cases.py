@@ -33,12 +33,17 @@ from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.flexifed.strategies import ClusteredCommon, MaxCommon
 from lightfed.algorithms.lgfedavg import LGFedAvg
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.fedmomentum import FedMomentum
+from lightfed.algorithms.lora.fedrotlora import FedRotLoRA
 from lightfed.algorithms.lora.fedsalora import FedSALoRA
+from lightfed.algorithms.lora.fedsvd import FedSVD
 from lightfed.algorithms.lora.ffalora import FFALoRA
 from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
 from lightfed.algorithms.lora.hetlora import HetLoRA
+from lightfed.algorithms.lora.lorafair import LoRAFAIR
 from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.rolora import RoLoRA
 from lightfed.algorithms.lora.zeropadded import ZeroPadded
 from lightfed.algorithms.moon import MOON, Contrast
 from lightfed.algorithms.peers.dispfl import DisPFL
@@ -321,12 +326,25 @@ CASES = {
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
     "fedtgp": Case(partial(FedTGP, epochs=3), _mlp, federation={"fraction": 0.6}),
     "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "fedmomentum": Case(partial(FedMomentum, **_adapters), AdapterNet, "abc", data=joined),
+    "fedrotlora": Case(
+        partial(FedRotLoRA, **_adapters), AdapterNet, "abc", data=joined,
+        federation={"store": "host"},
+    ),
     "fedsalora": Case(partial(FedSALoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "fedsvd": Case(partial(FedSVD, 2, **_adapters), AdapterNet, "abc", data=joined),
     "ffalora": Case(partial(FFALoRA, **_adapters), AdapterNet, "abc", data=joined),
     "flexlora": Case(partial(FlexLoRA, **_adapters), AdapterNet, "abc", data=joined),
+    "flexlora_energy": Case(
+        partial(FlexLoRA, energy=0.9, **_adapters), AdapterNet, "abc", data=joined
+    ),
     "flora": Case(partial(FLoRA, **_adapters), AdapterNet, "abc", data=joined),
     "hetlora": Case(
         partial(HetLoRA, gamma=0.5, decay=0.1, **_adapters), AdapterNet, "abc", data=joined
+    ),
+    "lorafair": Case(partial(LoRAFAIR, **_adapters), AdapterNet, "abc", data=joined),
+    "lorafair_cosine": Case(
+        partial(LoRAFAIR, "cosine", steps=20, **_adapters), AdapterNet, "abc", data=joined
     ),
     "rankmean": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
@@ -338,6 +356,10 @@ CASES = {
     "rankmean_momentum": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,
         federation={"server_optimizer": partial(SGD, lr=0.7, momentum=0.9, nesterov=True)},
+    ),
+    "rolora": Case(
+        partial(RoLoRA, **_adapters), AdapterNet, "abc", data=joined,
+        federation={"server_optimizer": partial(SGD, lr=0.7, momentum=0.9)},
     ),
     "zeropadded": Case(partial(ZeroPadded, "uniform", **_adapters), AdapterNet, "abc", data=joined),
     "fedprox": Case(partial(FedProx, mu=0.1), _mlp, trainer={"gradient_clip_val": 1.0}),

@@ -128,6 +128,10 @@ METHODS: dict[str, Case] = {
     "FedAvg": Case(),
     "FedBuff": Case(partial(lf.FedBuff, 1)),
     "FedExLoRA": adapted(lf.FedExLoRA),
+    # Nothing is dropped but what rounding would decide about.
+    "FedMomentum": adapted(partial(lf.FedMomentum, energy=1 - 1e-12)),
+    "FedRotLoRA": adapted(lf.FedRotLoRA),
+    "FedSVD": adapted(lf.FedSVD),
     "FFALoRA": adapted(lf.FFALoRA),
     "FjORD": Case(
         partial(lf.FjORD, [0.5, 1.0]),
@@ -140,9 +144,11 @@ METHODS: dict[str, Case] = {
     "FLoRA": adapted(lf.FLoRA),
     "HeteroFL": Case(lf.HeteroFL, _conv, _digits, "a"),
     "HetLoRA": adapted(lf.HetLoRA),
+    "LoRAFAIR": adapted(lf.LoRAFAIR),
     "MOON": Case(lf.MOON),
     "QFFL": Case(partial(lf.QFFL, 0.0, 10.0)),
     "RankMean": adapted(lf.RankMean),
+    "RoLoRA": adapted(lf.RoLoRA),
     "SCAFFOLD": Case(lf.SCAFFOLD),
     "ZeroPadded": adapted(lf.ZeroPadded),
 }  # fmt: skip
