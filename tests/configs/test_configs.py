@@ -345,7 +345,7 @@ def test_a_header_names_the_command_of_its_own_file(config: Path) -> None:
 
 def documented_commands() -> list[str]:
     """The commands of the pages in order, each of them once."""
-    pages = ("README.md", "docs/commands.md", "docs/configuration.md")
+    pages = ("docs/commands.md", "README.md", "docs/configuration.md")
     text = "".join((ROOT / page).read_text() for page in pages)
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
