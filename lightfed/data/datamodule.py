@@ -304,7 +304,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
         without = int((np.diff(self.partition_.validation_offsets) == 0).sum())
         if without:
             log.warning(
-                "data.validation: %d of %d clients have a single training sample, and keep none",
+                "data.validation: %d of %d clients have a single training sample, "
+                "and keep it for training",
                 without,
                 self.partition_.clients,
             )
@@ -326,7 +327,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         names = ("batch_size", "eval_batch_size", "last_batch")
         unused = self.dataset.unused_settings({name: getattr(self, name) for name in names})
         if unused:
-            log.warning("data.dataset: its loaders say what does not hold: %s", ", ".join(unused))
+            log.warning("data.dataset: ignored settings of its loaders: %s", ", ".join(unused))
 
     @override
     def __str__(self) -> str:

@@ -203,8 +203,8 @@ def run(
             after(outcome.wanted)
 
     if ended < len(runs):
-        not_begun = f"{len(runs) - ended} of {len(runs)} not begun"
-        print(f"stopped: {not_begun}; the same command goes on", file=to)
+        not_begun = f"{len(runs) - ended} of {len(runs)} runs not begun"
+        print(f"stopped: {not_begun}; run the same command to continue", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
 
