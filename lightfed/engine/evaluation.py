@@ -68,7 +68,8 @@ class Evaluation:
         data: Their test splits.
         kinds: The kinds of evaluation.
         at: The moment of the personal metric; by default the first of the algorithm's `moments`.
-        clients: The number of clients to evaluate, drawn once. None for all, or 1,000 of more.
+        clients: The number of clients to evaluate, drawn once. None for all, but at most
+            1,000.
 
     Attributes:
         at: The moment of the personal metric.

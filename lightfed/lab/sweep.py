@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     alone = "run only this line, in this process, as a task of a job array does"
     parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
-    what = "print what became of each run for a program; the lines go to standard error"
+    what = "print the outcome of each run as JSON; progress goes to standard error"
     parser.add_argument("--json", action="store_true", help=what)
     return parser
 
