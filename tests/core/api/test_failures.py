@@ -172,7 +172,7 @@ def test_a_run_names_who_fails_and_why(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         picky_run(tmp_path, broken_data(), rounds=2, store=store)
-    lines = [r.message for r in caplog.records if "left out" in r.message]
+    lines = [r.message for r in caplog.records if "is skipped" in r.message]
     said = f"client {BROKEN} is skipped: ValueError: a sample it cannot take"
     place = [line.rpartition(" (")[0::2] for line in lines]
     assert [line for line, _ in place] == [f"round {t}: {said}" for t in range(2)]
