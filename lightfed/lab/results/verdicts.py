@@ -106,6 +106,8 @@ class Row(NamedTuple):
             return value_text(self.name, self.mean(of))
         if self.goal:
             return f"reached by {len(of)} of {self.seeds}"
+        if not of and self.name in _COSTS:
+            return text.NOTHING  # such as virtual time without devices
         return f"finite in {len(of)} of {text.counted(self.seeds, 'seed')}"
 
     @property

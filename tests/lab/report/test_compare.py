@@ -158,7 +158,7 @@ def test_one_round_each_is_a_table_without_curves(tmp_path: Path) -> None:
     metrics = {"global/accuracy": (0.5,)}
     runs = [_write(tmp_path, name, 1, metrics=metrics) for name in ("x", "y")]
     page = ReadPage(compare(runs))
-    assert "Course of" not in page.texts["h2"]
+    assert "Learning curves" not in page.texts["h2"]
     assert page.table("run")["y"]["global accuracy"] == "50.00 %"
 
 
