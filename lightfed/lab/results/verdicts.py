@@ -301,7 +301,7 @@ def verdict(a: Group, b: Group, metric: str, *, p: float | None = None) -> str:
     if answer == "identical runs":
         return _identical_text(a, b)
 
-    line = "no difference is shown"
+    line = f"no difference between {b.name} and {a.name} is shown"
     if answer != "not shown":
         line = f"{b.name} is {answer} than {a.name}"
     line += f": {text.readable(metric)} {gain_text(difference, metric)}"
