@@ -3,7 +3,7 @@
     python benchmarks/curve.py [--rounds 20] [--device cuda] [--out FOLDER] [--tiny]
 
 A hundred clients of five widths, ten a round, five local epochs in batches of 10, with the
-optimiser of HeteroFL's CIFAR-10 experiment. An image is the smooth pattern of its class, below
+optimizer of HeteroFL's CIFAR-10 experiment. An image is the smooth pattern of its class, below
 noise. `--out` keeps curve.csv: of every round accuracy and loss of the global model on 2,000 other
 images, the loss of training, and seconds. The exit status is 1 if the last accuracy is not above
 0.75 (chance is 0.1).

@@ -7,7 +7,7 @@ card is done. Each side has a process of its own; they take turns, and a ratio i
 pass, so that a busy machine slows both. The sides:
 
     loop      one client after the other, foreach copies, a new torch.optim.SGD a client
-    tuned     the fastest such loop known: no optimiser, channels_last, memory kept
+    tuned     the fastest such loop known: no optimizer, channels_last, memory kept
     batched   all clients of an architecture at once: grouped convolutions, baddbmm
     lightfed  the public interface, with its hooks, log and run folder
 

@@ -66,7 +66,7 @@ class OneByOne(Sessions):
         model: as of `Sessions`.
         x: as of `Sessions`.
         y: as of `Sessions`.
-        tuned: convolutions on channels_last if safe, gradients without .grad and an optimiser.
+        tuned: convolutions on channels_last if safe, gradients without .grad and an optimizer.
         batch: as of `Sessions`.
     """
 

@@ -100,7 +100,7 @@ class Workload:
     narrow: Callable[..., nn.Module] | None = field(default=None, repr=False)
 
     def build(self, rate: float = 1.0) -> nn.Module:
-        """The model of a width, initialised as lightfed initialises the first group's."""
+        """The model of a width, initialized as lightfed initializes the first group's."""
         width = {"rate": rate} if self.method == "HeteroFL" else {}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(SEED, "init", client=0))

@@ -86,15 +86,16 @@ class Federation(Recorded, RoundModule):
             clients: The clients, one group per architecture.
             optimizer: Optimizer of local training, reset for every session unless it is kept. Leave
                 it out if the clients' modules define configure_optimizers.
-            server_optimizer: Optimizer that takes what clients are merged to as a step, such as
-                FedAdam, FedYogi, FedAdagrad, or torch's SGD with momentum (FedAvgM, DiLoCo). By
-                default the merge is the server's new model.
-            personal: Tensors that stay with their client, as of FedPer and FedBN: prefixes of their
-                names, such as net.fc, or norms for all normalisation layers. They are never sent or
+            server_optimizer: Optimizer of the server's model, such as FedAdam, FedYogi, FedAdagrad,
+                or torch's SGD with momentum (FedAvgM, DiLoCo). Its gradient is the server's model
+                minus the merged one. By default the merged model is the server's new model.
+            personal: Tensors that stay with their client, as in FedPer and FedBN: prefixes of their
+                names, such as net.fc, or norms for all normalization layers. They are never sent or
                 merged, and the server's model is tested only with a client's own.
             local_penalty: Term of the clients' objective besides their loss: Pull (FedProx),
                 LinearTerm (FedDyn), Contrast (MOON), or a LocalPenalty of your own.
-            keep_optimizer: A client's optimizer goes on from its last session, with its momentum.
+            keep_optimizer: Each client continues with the optimizer of its last session, momentum
+                included.
             lr_schedule: Learning rate over rounds: a torch scheduler, stepped once per round.
             fraction: Share of the clients that take part in a round.
             clients_per_round: Number of clients that take part in a round, instead of fraction.
@@ -111,22 +112,22 @@ class Federation(Recorded, RoundModule):
                 trained (after the client's session). Models that the round overwrites are measured
                 in its sessions, for its participants. The default follows the algorithm's paper;
                 set it to compare methods.
-            eval_clients: Number of clients to evaluate, drawn once; by default all, or 1,000 of
-                more.
+            eval_clients: Number of clients to evaluate, drawn once; by default all, but at most
+                1,000.
             store: Keep client rows on the device, or in pinned host memory if they do not fit.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
             pack_memory: Memory in MiB for the rows, gradients and activations of clients that train
                 at once; by default 256 on a CPU and 2,048 on a GPU of any size.
             max_failed_clients: Number of sessions of a round that may fail, by an error or a
-                non-finite update, before the run ends; they are left out and named. All but one by
+                non-finite update, before the run ends; they are skipped and named. All but one by
                 default. The run always ends when all of several sessions of a round have failed.
-            devices: What the clients' devices compute and transfer in a second: rounds take virtual
-                time, which is in metrics.csv, clients.csv and on the page.
-            policy: What the server waits for in virtual time, and what becomes of late updates and
-                of clients that leave.
-            assign: Deals the clients to the groups, by what their devices can train. The counts of
-                the groups then only add up to the number of clients.
+            devices: How fast the clients' devices and links are. Rounds then take virtual time,
+                which is in metrics.csv, clients.csv and on the page.
+            policy: Which clients the server waits for in virtual time, and what happens to late
+                updates and to clients that leave.
+            assign: Assigns clients to groups by what their devices can train. Only the sum of the
+                groups' counts is then used.
             export: Which weights to write to the run folder as safetensors at the end: of the
                 server, of the first client of each group (`groups`, where clients keep no models of
                 their own), of every client.

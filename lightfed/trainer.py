@@ -110,26 +110,26 @@ class FederatedTrainer(RunTrainer):
             logger: Lightning's loggers, besides the run folder. False for none: the run folder
                 stays, because checkpoints and resuming need it, unless enable_checkpointing is
                 False too.
-            callbacks: Lightning callbacks. One that overrides hooks of steps hears each session as
-                a fit; for others an epoch is a round, and a batch a wave of sessions. A class says
-                it itself by hears = "steps" or hears = "rounds".
+            callbacks: Lightning callbacks. A callback that overrides hooks of steps is called in
+                each session, as in a fit. For all others, an epoch is a round, and a batch is a
+                wave of sessions. A class can choose by hears = "steps" or hears = "rounds".
             fast_dev_run: One round of one batch per client, no files.
             limit_train_batches: Batches (int) or share of the batches (float) per session.
-            limit_val_batches: Evaluation jobs per rank; 0 for no validation. Metrics then depend on
-                the number of ranks; with model.eval_clients, which tests fewer, they do not.
-            limit_test_batches: As limit_val_batches, for `test`.
+            limit_val_batches: Evaluation jobs per rank; 0 for no validation. A limit makes metrics
+                depend on the number of ranks. To test fewer clients, set model.eval_clients.
+            limit_test_batches: The same as limit_val_batches, for `test`.
             check_val_every_n_epoch: Rounds between evaluations; the last round is always evaluated.
             enable_checkpointing: Write checkpoints/last.ckpt while the next round trains.
-            checkpoint_every: Rounds between two checkpoints, which a killed run may lose; 1 by
-                default. A signal and the last round always leave one.
+            checkpoint_every: Rounds between two checkpoints; 1 by default. A killed run can lose
+                that many. A signal and the last round always write one.
             enable_progress_bar: Show rounds, sessions and time left.
             gradient_clip_val: Limit on the gradients of a local step.
             gradient_clip_algorithm: By norm of all parameters of a client; by value; or by norm of
                 each of its networks (PFedMoE, FML, FedKD, FedAPEN), as in their authors' code.
-            deterministic: Ask torch for deterministic operations: True, which ends a run at one
-                that has no such form; warn, which names it and goes on; False; or auto: as warn on
-                a GPU, where two runs have other bits without it, and False on a CPU, where they
-                have the same bits anyway.
+            deterministic: Ask torch for deterministic operations. True ends the run at an operation
+                that has no such form; warn names it and goes on. auto is warn on a GPU, where two
+                runs would have different bits, and False on a CPU, where they have the same bits
+                anyway.
             benchmark: cudnn.benchmark.
             profiler: Lightning profiler.
             detect_anomaly: Check every backward for nan.

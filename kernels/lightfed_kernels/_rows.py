@@ -314,7 +314,7 @@ def interpreter_fault() -> str:
 
 
 def checking() -> bool:
-    """Whether inputs are also checked on the device, which synchronises with it."""
+    """Whether inputs are also checked on the device, which synchronizes with it."""
     return os.environ.get("LIGHTFED_KERNELS_CHECK") == "1"
 
 

@@ -47,12 +47,12 @@ class Outcomes:
         """Yield what the log says about sessions whose updates cannot be used."""
         for report in rejected:
             if report.error:
-                yield f"round {t}: client {report.client} is left out: {report.error}"
+                yield f"round {t}: client {report.client} is skipped: {report.error}"
             if not self.finite(report):
                 yield (
                     f"round {t}: the update of client {report.client} is not finite (norm "
-                    f"{report.norm:g}); it is left out of the merge, and a client that keeps its "
-                    "row is reset"
+                    f"{report.norm:g}); it is not merged, and a client that keeps its row is "
+                    "reset"
                 )
 
     def contributing(self, clients: Iterable[int]) -> list[int]:

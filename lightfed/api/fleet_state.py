@@ -267,7 +267,7 @@ class FleetState(ABC):
         """Warn of what a user of these groups should know, once."""
         unlike = self.base.unlike([state.name for state in self.groups], sliced=True)
         if unlike:
-            self.warn(f"{unlike}, which are frozen, so that no method sends them")
+            self.warn(f"{unlike}; they are frozen, so no method sends them")
         for note in dict.fromkeys(state.note for state in self.groups):
             self.warn(note)
 

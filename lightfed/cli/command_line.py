@@ -234,8 +234,8 @@ def _report_stop() -> int:
     """
     if is_first():
         print(
-            "lightfed: stopped by SIGINT; the same command starts again, "
-            "with --ckpt_path last from its last checkpoint",
+            "lightfed: stopped by SIGINT; run the same command to start again, "
+            "and with --ckpt_path last to continue from its last checkpoint",
             file=sys.stderr,
         )
     return 128 + SIGINT

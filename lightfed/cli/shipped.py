@@ -84,7 +84,7 @@ def slurm(argv: Sequence[str]) -> int:
         description="Copy the scripts for SLURM, to submit them from a folder of your own.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands.add_parser("copy", help="copy them to slurm/, from where `sweep --slurm` submits them")
+    commands.add_parser("copy", help="copy them to slurm/, where `sweep --slurm` finds them")
     parser.parse_args(argv)
 
     target = Path("slurm")

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class FederatedDataModule(Recorded, LightningDataModule):
-    """A data set divided over clients.
+    """A data set split among clients.
 
     Clients only exist as entries of the partition's flat arrays, and batches are gathered on
     demand, so that 100,000 clients need little memory. Every rank holds both splits.
@@ -85,7 +85,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         Args:
             dataset: The source of the samples. A LightningDataModule, or anything else that
                 `FromTorch` takes, is read by it.
-            partition: How the training samples are dealt to clients.
+            partition: How the training samples are split among clients.
             batch_size: Samples of a training batch.
             eval_batch_size: Samples of a batch in validation and test.
             personal_test: The test samples of a client: "match" takes test samples with its class
@@ -95,11 +95,11 @@ class FederatedDataModule(Recorded, LightningDataModule):
             train_fraction: The part used for training with personal_test: split.
             validation: The part of its training samples that a client keeps, class by class where
                 possible, and does not train on. Every evaluation also tests on them, in columns
-                that begin with validation/. Choose rates, rounds and stops by these: test figures
-                are then of a moment that was chosen without test samples.
-            channels_last: Give images in that memory format. auto does on a CPU, whose convolutions
-                are up to a third faster with it, for networks that normalize no fewer than 8
-                channels together and have no strided 1x1 convolution of fewer than 8 channels.
+                that begin with validation/. If you choose learning rates, rounds or early stopping
+                by these columns, test samples have no part in the choice.
+            channels_last: Use that memory format for images. auto does so on a CPU, where
+                convolutions are up to a third faster with it, for networks that normalize at least
+                8 channels together and have no strided 1x1 convolution of fewer than 8 channels.
             last_batch: Keep a smaller last batch of an epoch; drop it; or join it to the one before
                 if it is a single sample, which BatchNorm cannot normalize.
             chunks: Cut the samples of a client into this many random chunks, once; in round t it
@@ -304,7 +304,8 @@ class FederatedDataModule(Recorded, LightningDataModule):
         without = int((np.diff(self.partition_.validation_offsets) == 0).sum())
         if without:
             log.warning(
-                "data.validation: %d of %d clients have a single training sample, and keep none",
+                "data.validation: %d of %d clients have a single training sample, "
+                "and keep it for training",
                 without,
                 self.partition_.clients,
             )
@@ -326,7 +327,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         names = ("batch_size", "eval_batch_size", "last_batch")
         unused = self.dataset.unused_settings({name: getattr(self, name) for name in names})
         if unused:
-            log.warning("data.dataset: its loaders say what does not hold: %s", ", ".join(unused))
+            log.warning("data.dataset: ignored settings of its loaders: %s", ", ".join(unused))
 
     @override
     def __str__(self) -> str:

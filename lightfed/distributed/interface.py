@@ -41,7 +41,7 @@ def interface_of(name: str, *, nodes: int) -> str:
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(socket_address)
             return address
-    log.warning("%s is no interface here that other nodes can reach: listening on all", name)
+    log.warning("%s is not an interface here that other nodes can reach: listening on all", name)
     return ""
 
 

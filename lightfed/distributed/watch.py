@@ -178,7 +178,8 @@ class Watch:
                 continue
             self._silent.add(rank)
             if self._reports(rank):
-                self._say(f"{self._peers[rank]} is silent for {SILENCE:g} s: the run waits for it")
+                peer = self._peers[rank]
+                self._say(f"{peer} has been silent for {SILENCE:g} s: the run waits for it")
 
     def _say(self, text: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it

@@ -68,7 +68,8 @@ class Evaluation:
         data: Their test splits.
         kinds: The kinds of evaluation.
         at: The moment of the personal metric; by default the first of the algorithm's `moments`.
-        clients: The number of clients to evaluate, drawn once. None for all, or 1,000 of more.
+        clients: The number of clients to evaluate, drawn once. None for all, but at most
+            1,000.
 
     Attributes:
         at: The moment of the personal metric.
@@ -147,7 +148,8 @@ class Evaluation:
         if count is None and everyone > MOST:
             count = MOST
             self._fleet.warn(
-                f"model.eval_clients: {MOST:,} of {everyone:,} clients are evaluated; give a number"
+                f"model.eval_clients: {MOST:,} of {everyone:,} clients are evaluated; "
+                "set a number to change that"
             )
         if count is None or count >= everyone:
             return list(range(everyone))
@@ -333,8 +335,8 @@ class Evaluation:
         if not metrics and self._expects_metrics:
             self._expects_metrics = False  # one warning is enough
             self._fleet.warn(
-                f"no metrics: {type(self._fleet.algorithm).__name__} gives no model to test "
-                "(`models`), validation_step logs nothing, or a limit leaves all tests out"
+                f"no metrics: {type(self._fleet.algorithm).__name__} returns no model to test "
+                "(`models`), validation_step logs nothing, or a limit skips all tests"
             )
         return metrics, reports_of_kind
 
@@ -365,8 +367,8 @@ class Evaluation:
             reports_of_kind[kind] = [report for report in reports if report.samples]
             for report in reports:
                 if report.error:
-                    left_out = f"client {report.client} is left out of the {kind} metrics"
-                    self._fleet.warn(f"{left_out}: {report.error}")
+                    skipped = f"client {report.client} is skipped in the {kind} metrics"
+                    self._fleet.warn(f"{skipped}: {report.error}")
         return reports_of_kind
 
     def _add_tests_at_once(self) -> None:
@@ -395,7 +397,7 @@ class Evaluation:
             trained: Whether there are models that have been trained.
         """
         if not trained:
-            self._fleet.warn("no model has been trained; ckpt_path names a run to evaluate")
+            self._fleet.warn("no model has been trained; name a run to evaluate by ckpt_path")
         for moment, kind in self.in_sessions.items():
             if moment not in self._fleet.tests:
                 self._fleet.warn(

@@ -64,7 +64,7 @@ class RoundReport:
                 # MLflow, for example, keeps the parameters with which its run began: a run that
                 # goes on with more rounds sends another value of trainer.max_epochs.
                 log.warning(
-                    "%s keeps the configuration that it had before: %s",
+                    "%s still shows the configuration with which the run began: %s",
                     type(logger).__name__, reason(error),
                 )  # fmt: skip
 
@@ -88,7 +88,7 @@ class RoundReport:
         self.metrics = metrics
         has_trained = manually or "train_loss" in metrics
         if trainer.current_epoch == 0 and trainer.is_global_zero and not has_trained:
-            log.warning("round 0 trains nothing: no session has a loss to minimise")
+            log.warning("round 0 trains nothing: no session returns a loss")
         self._show(trainer)
 
     def end(self, trainer: RunTrainer, fleet: Fleet) -> None:
@@ -165,7 +165,7 @@ def _note_nothing_to_do(trainer: RunTrainer, finished_rounds: int) -> None:
     else:
         progress = f"{run} was stopped after {finished_rounds} rounds"
         limits = "trainer.max_epochs or max_time"
-    print(f"{progress}; give a larger {limits} to train on")
+    print(f"{progress}; give a larger {limits} to continue training")
 
 
 def exact(metrics: dict[str, float]) -> dict[str, Tensor]:

@@ -347,7 +347,8 @@ class RunTrainer(Recorded, L.Trainer):
             self.summarize(logger.folder)
         except (OSError, UserError) as error:
             drop_output("\n")  # standard output may be what cannot be written
-            log.warning("training is finished after %d rounds; %s", self.current_epoch, error)
+            rounds = self.current_epoch
+            log.warning("training has finished after %d rounds; afterwards: %s", rounds, error)
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         """Return the callbacks that write checkpoints, the default one included."""

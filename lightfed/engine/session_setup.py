@@ -328,10 +328,10 @@ def single_optimizer(
             schedulers = []
     except Exception as error:
         # Not the place to refuse it: `client_stepper` does so, and says what to change.
-        return f"it has no optimiser: {reason(error)}"
+        return f"it has no optimizer: {reason(error)}"
 
     if schedulers or hooked(optimizer):
-        return "its optimiser has a scheduler or hooks"
+        return "its optimizer has a scheduler or hooks"
     return optimizer
 
 

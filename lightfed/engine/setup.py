@@ -176,8 +176,8 @@ def warn_of_test_monitors(trainer: RunTrainer, fleet: Fleet) -> None:
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor.partition("/")[0] in KINDS:
             fleet.warn(
-                f"{type(callback).__name__}: it chooses by {monitor}, of test samples; "
-                f"monitor validation/{monitor} instead"
+                f"{type(callback).__name__} chooses by {monitor}, which is measured on test "
+                f"samples; monitor validation/{monitor} instead"
             )
 
 

@@ -157,8 +157,9 @@ class FederatedStrategy(DDPStrategy):
         self._shares_cards = bool(sharing_ranks)
         if sharing_ranks and self.global_rank == 0:
             log.warning(
-                "ranks %s share a GPU, which NCCL refuses: all communicate over gloo, through "
-                "pinned memory; give each a GPU of its own, or set trainer.ranks_per_device",
+                "ranks %s share a GPU, which NCCL does not support: all ranks communicate over "
+                "gloo, through pinned memory; give each its own GPU, or set "
+                "trainer.ranks_per_device",
                 ", ".join(map(str, sharing_ranks)),
             )
 

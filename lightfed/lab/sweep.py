@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     alone = "run only this line, in this process, as a task of a job array does"
     parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
-    what = "print what became of each run for a program; the lines go to standard error"
+    what = "print the outcome of each run as JSON; progress goes to standard error"
     parser.add_argument("--json", action="store_true", help=what)
     return parser
 
@@ -203,8 +203,8 @@ def run(
             after(outcome.wanted)
 
     if ended < len(runs):
-        not_begun = f"{len(runs) - ended} of {len(runs)} not begun"
-        print(f"stopped: {not_begun}; the same command goes on", file=to)
+        not_begun = f"{len(runs) - ended} of {len(runs)} runs not begun"
+        print(f"stopped: {not_begun}; run the same command to continue", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
 

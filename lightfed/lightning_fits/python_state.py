@@ -120,7 +120,7 @@ class PythonState:
         shared = [name for name in changed_names if name in self._uncopied]
         if shared:
             log.warning(
-                "%s: its steps change %s, and a client finds there what another has left; "
+                "%s: its steps change %s, which the next client then sees; "
                 "keep what belongs to a client in buffers (register_buffer)",
                 type(self._module).__name__, ", ".join(shared),
             )  # fmt: skip

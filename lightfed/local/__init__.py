@@ -1,1 +1,1 @@
-"""Local training of a client: its group, module, optimiser, session, and the algorithm's hooks."""
+"""Local training of a client: its group, module, optimizer, session, and the algorithm's hooks."""

@@ -79,10 +79,10 @@ def warn_of_draws(name: str, *, ranks: bool) -> None:
         name: The name of the group.
         ranks: Whether it was found by a comparison of ranks; otherwise it was built twice.
     """
-    where = "on every rank, and those of rank 0 hold" if ranks else "whenever it is built"
+    where = "on every rank, and rank 0's are used" if ranks else "whenever it is built"
     log.warning(
-        "group %s: its network has other start values %s: this run cannot be repeated; draw them "
-        "from the default generators of torch, numpy or Python, or from one with a seed",
+        "group %s: its network has different initial values %s, so this run cannot be repeated; "
+        "draw them from the default generators of torch, numpy or Python, or from one with a seed",
         name,
         where,
     )

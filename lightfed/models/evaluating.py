@@ -179,6 +179,6 @@ def warn_of_missing_test_step(module: L.LightningModule) -> None:
     if is_ours or is_overridden("test_step", module):
         return
     log.warning(
-        "%s has no test_step: its validation_step runs, with the hooks of validation",
+        "%s has no test_step: its validation_step is called instead, with the hooks of validation",
         type(module).__name__,
     )

@@ -60,7 +60,7 @@ def has_known_loss(module: L.LightningModule) -> bool:
 def unknown(module: L.LightningModule) -> str:
     """Return why `auto` does not know what the module's training step does; empty if it does."""
     if not has_known_loss(module):
-        return f"{type(module).__name__} has a training step of its own"
+        return f"{type(module).__name__} has its own training step"
 
     network: Any = module.net
     obstacle = unknown_layer(network)

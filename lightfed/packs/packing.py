@@ -250,9 +250,9 @@ class Packs:
 
         if not known and fleet.ranks.rank == 0:
             log.warning(
-                "group %s trains %d clients at once, as model.side_by_side says: its network or "
-                "step is not known, and %d clients of %s samples a batch were trained as alone; "
-                "what happens only later, or with other data, is not checked",
+                "group %s trains %d clients at once, as model.side_by_side says, although its "
+                "network or step is unknown: in a trial, %d clients with batches of %s samples "
+                "had the results of clients alone; later steps and other data are not checked",
                 state.name,
                 wanted,
                 CLIENTS,
@@ -283,7 +283,7 @@ def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     stepped = {id(parameter) for group in groups for parameter in group["params"]}
     trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
     if stepped != trained:
-        raise _TrainsAlone("its optimizer has a part of the parameters")
+        raise _TrainsAlone("its optimizer has only some of the parameters")
 
     kind = type(optimizer)
     if kind not in ELEMENTWISE and not hasattr(kind, "stacked"):
@@ -300,7 +300,7 @@ def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
 
     clients_in_a_round = fleet.work.share(fleet.clients) * state.group.count
     if clients_in_a_round < _FEWEST_CLIENTS:
-        return f"{clients_in_a_round:.3g} clients in a round"
+        return f"only {clients_in_a_round:.3g} clients in a round"
 
     convolves = any(isinstance(layer, _ConvNd) for layer in state.module.modules())
     most_flops = _MOST_FLOPS_OF_CONVOLUTIONS if convolves else _MOST_FLOPS

@@ -178,8 +178,9 @@ class PackRunner(Alone):
         except UserError:
             raise
         except Exception as error:
-            # Alone, the client that fails is found, and only that one is left out.
-            log.warning("clients %s train one after the other: %s", [*clients], reason(error))
+            # Alone, the client that fails is found, and only that one is skipped.
+            what = "clients %s train one at a time, because their pack failed: %s"
+            log.warning(what, [*clients], reason(error))
 
         state = self._fleet.state(clients[0])
         state.session.abandon()

@@ -270,7 +270,7 @@ class RunFolder:
 
         if candidates:
             _warn(
-                "%s has this name, but another configuration: a new run begins",
+                "%s has this name, but another configuration: a new run is started",
                 max(candidates, key=_time_of_checkpoint),
             )
         return None
@@ -309,10 +309,10 @@ class RunFolder:
     def resumed_from(self) -> None:
         """Warn of a loaded checkpoint if another configuration or build of torch has written it."""
         if self._warns_of_configuration:
-            _warn("%s was trained with another configuration up to now", self.path)
+            _warn("%s was trained with another configuration so far", self.path)
         if self._earlier_torch:
             _warn(
-                "rounds up to now ran on torch %s, this is %s: bits may differ",
+                "earlier rounds ran on torch %s, this is %s: bits may differ",
                 " and ".join(self._earlier_torch),
                 _TORCH,
             )

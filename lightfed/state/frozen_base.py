@@ -78,7 +78,7 @@ class FrozenBase:
         for group in range(1, len(self.digests)):
             differing = self._first_difference(group, sliced=sliced)
             if differing is not None:
-                return f"groups {names[0]} and {names[group]} have other values of {differing}"
+                return f"groups {names[0]} and {names[group]} have different values of {differing}"
         return ""
 
     def _first_difference(self, group: int, *, sliced: bool) -> str | None:

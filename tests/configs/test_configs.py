@@ -1,4 +1,4 @@
-"""Every configuration parses and trains a round; the README's commands run."""
+"""Every configuration parses and trains a round; the commands of the documents run."""
 
 import json
 import re
@@ -343,14 +343,20 @@ def test_a_header_names_the_command_of_its_own_file(config: Path) -> None:
     assert any(command in line for line in header)
 
 
-def readme_commands() -> list[str]:
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs/configuration.md").read_text()
+def documented_commands() -> list[str]:
+    """The commands of the pages in order, each of them once."""
+    pages = ("docs/commands.md", "README.md", "docs/configuration.md")
+    text = "".join((ROOT / page).read_text() for page in pages)
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    return [line[line.index("lightfed ") :] for line in lines if re.search(r"\blightfed \w+", line)]
+    lines = [line.partition("#")[0].strip() for line in lines]
+    commands = [
+        line[line.index("lightfed ") :] for line in lines if re.search(r"\blightfed \w", line)
+    ]
+    return list(dict.fromkeys(commands))
 
 
-def test_the_readmes_commands_run(
+def test_the_documented_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In order, in one folder, as a newcomer would; with one rank and one batch a client."""
@@ -360,10 +366,10 @@ def test_the_readmes_commands_run(
     example = re.findall(r"```(?:yaml|sh)\n(.*?)```", page, re.DOTALL)[0]
     assert page.index(example) < 100  # the page begins with it
     (tmp_path / "mine.yaml").write_text(example)
-    commands = readme_commands()
-    assert len(commands) >= 6
+    commands = documented_commands()
+    assert len(commands) >= 12
     for command in commands:
-        words = [w for w in shlex.split(command, comments=True)[1:] if w != "runs/*"]
+        words = [w for w in shlex.split(command)[1:] if w != "runs/*"]
         folders = words[0] == "compare" and not any("digits" in word for word in words)
         if folders and not any(word.startswith("runs/") for word in words):
             words += [str(path) for path in sorted((tmp_path / "runs").iterdir()) if path.is_dir()]

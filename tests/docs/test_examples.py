@@ -129,6 +129,7 @@ def test_the_commands_of_a_how_to_run(
 # Who runs the sh and python blocks of a page. Those of the cluster need SLURM.
 RUN_BY = {
     "README.md": "configs/test_configs.py",
+    "docs/commands.md": "configs/test_configs.py",
     "docs/configuration.md": "configs/test_configs.py", "docs/combine.md": "docs/test_examples.py",
     "docs/index.md": "core/cli/test_installing.py", "docs/python.md": "core/engine/test_python.py",
     "docs/tutorial.md": "docs/test_tutorial.py", "docs/data.md": "docs/test_data.py",

@@ -315,7 +315,7 @@ def test_a_seed_that_diverged_decides_nothing(tmp_path: Path) -> None:
         return Group(name, tuple(read(folder) for folder in folders))
 
     a, b = group("a", (0.5, 0.51, 0.5)), group("b", (0.8, 0.8, "nan"))
-    assert "no difference is shown" in (said := verdicts.verdict(a, b, "global/accuracy"))
+    assert "is shown: global accuracy" in (said := verdicts.verdict(a, b, "global/accuracy"))
     assert "1 seed without a finite value" in said
     better = verdicts.verdict(a, group("c", (0.8, 0.8, 0.8)), "global/accuracy")
     assert better.startswith("c is better than a: global accuracy +29.67 points")

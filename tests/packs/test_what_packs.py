@@ -212,7 +212,7 @@ def test_auto_trains_alone_what_it_does_not_know(name: str) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"model": Smooth}, "training step of its own"),
+        ({"model": Smooth}, "its own training step"),
         ({"algorithm": Bent}, "does not declare side_by_side"),
         ({"optimizer": partial(RMSprop, lr=0.01)}, "RMSprop"),
         ({"optimizer": partial(ASGD, lr=0.01)}, "may mix"),

@@ -40,7 +40,7 @@ KEY_BITS = {torch.float32: 32, torch.bfloat16: 16, torch.float64: 64}
 
 @triton.jit
 def mix(h):
-    """MurmurHash3's 32-bit finaliser (Austin Appleby, public domain), a bijection."""
+    """MurmurHash3's 32-bit finalizer (Austin Appleby, public domain), a bijection."""
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     return h ^ (h >> 16)

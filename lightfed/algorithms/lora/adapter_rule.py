@@ -225,7 +225,7 @@ class AdapterRule(Algorithm):
                 raise UserError(
                     "model.clients",
                     f"base_layer.weight, base.weight or weight of {adapter.layer} is missing, "
-                    "trained, quantised or shared",
+                    "trained, quantized or shared",
                     f"{type(self).__name__} needs a frozen one",
                 )
             A.copy_(self.initial(adapter, len(A)))

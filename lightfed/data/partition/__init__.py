@@ -1,1 +1,1 @@
-"""Partitions: how samples are dealt to clients."""
+"""Partitions: how samples are split among clients."""

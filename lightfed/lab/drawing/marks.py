@@ -60,7 +60,7 @@ ROW = 24
 
 BOXES = (
     "Each point is a client. With many clients, only an evenly spaced selection is drawn. A box "
-    "shows the quartiles and the median; its lines reach as far as 1.5 times the box."
+    "shows the quartiles and the median; its whiskers are at most 1.5 boxes long."
 )
 
 # Gives a value for each round of a run.

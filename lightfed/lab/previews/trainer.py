@@ -17,14 +17,14 @@ class PreviewTrainer(FederatedTrainer):
     def partition(
         self, model: Federation, datamodule: FederatedDataModule, json: bool = False
     ) -> None:
-        """Draw the split of the data over the clients and print it with their groups.
+        """Print how the data are split among the clients, and the group of each client.
 
         Nothing is trained.
 
         Args:
             model: The Federation, which gives the number of clients and the seed.
             datamodule: The FederatedDataModule.
-            json: Print the numbers of all clients for a program (docs/scripts.md), not a table.
+            json: Print the numbers of all clients as JSON (docs/scripts.md) instead of a table.
         """
         datamodule.prepare(clients=model.num_clients, seed=model.seed, device=torch.device("cpu"))
         groups, *_ = model.dealt(datamodule, self)
@@ -45,7 +45,7 @@ class PreviewTrainer(FederatedTrainer):
     def groups(
         self, model: Federation, datamodule: FederatedDataModule, json: bool = False
     ) -> None:
-        """Print the layers that groups have in common (FlexiFed's trie), without training.
+        """Print which layers client groups share (FlexiFed's trie), without training.
 
         Args:
             model: The Federation.
@@ -72,14 +72,14 @@ class PreviewTrainer(FederatedTrainer):
         rounds: int = 5,
         json: bool = False,
     ) -> None:
-        """Print a plan for many ranks: packs, speed, bytes, memory. No ranks are started.
+        """Print packs, speed, bytes and memory of a run on many ranks, without starting them.
 
         Args:
             model: The Federation.
             datamodule: The FederatedDataModule.
             world_size: The number of ranks to plan for.
-            rounds: The number of first rounds to plan.
-            json: Print the numbers for a program (docs/scripts.md), not as text.
+            rounds: How many rounds to plan, from the first.
+            json: Print the numbers as JSON (docs/scripts.md) instead of text.
         """
         from lightfed.lab.previews.dry_run import DryFleet, PlannedRanks
         from lightfed.lab.previews.plan import memory, plan_numbers, plan_text

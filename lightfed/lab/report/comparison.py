@@ -255,14 +255,17 @@ def _answers(pairs: Sequence[tuple[Group, Group]], metric: str) -> tuple[list[st
     Pairs with fewer than two seeds in common have no verdict, and do not count.
     """
     with_verdict = [place for place, (a, _) in enumerate(pairs) if len(a.runs) > 1]
-    if len(with_verdict) < 2:
-        return [answer_line(a, b, metric) for a, b in pairs], []
+    corrected: dict[int, float] = {}
+    if len(with_verdict) > 1:
+        p_values = [p_of(*pairs[place], metric) for place in with_verdict]
+        corrected = dict(zip(with_verdict, holm.corrected(p_values), strict=True))
 
-    p_values = [p_of(*pairs[place], metric) for place in with_verdict]
-    corrected = dict(zip(with_verdict, holm.corrected(p_values), strict=True))
+    # The same methods may have been compared on several data.
+    on_several_data = len({a.condition for a, _ in pairs}) > 1
     answers = []
     for place, (a, b) in enumerate(pairs):
-        answers.append(answer_line(a, b, metric, p=corrected.get(place)))
+        line = answer_line(a, b, metric, p=corrected.get(place))
+        answers.append(f"{a.condition}: {line}" if on_several_data else line)
     return answers, holm.said(len(with_verdict))
 
 
@@ -529,7 +532,10 @@ def differing_settings(a: Group, b: Group) -> list[str]:
     if not differences:
         return []
 
-    note = f"{a.label} and {b.label} differ in: {'; '.join(differences[:MOST_NAMED])}"
+    what = "settings that differ"
+    if a.algorithm != b.algorithm:
+        what = f"{a.algorithm} and {b.algorithm} differ in"
+    note = f"{what}: {'; '.join(differences[:MOST_NAMED])}"
     if len(differences) > MOST_NAMED:
         note += f" and {len(differences) - MOST_NAMED} more"
     return [note]

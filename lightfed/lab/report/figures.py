@@ -36,7 +36,7 @@ from lightfed.lab.results.text import ends_text, holders, metric_text, readable,
 MOST_CELLS_IN_ALL = 2000
 MOST_CLIENTS = 200
 
-DRAG = "Drag to move, Ctrl and wheel to zoom, double click to go back."
+DRAG = "Drag to move, use Ctrl and the wheel to zoom, double-click to reset."
 
 # The columns of a metric, and their names in a legend.
 LINES = {
@@ -96,9 +96,9 @@ def course(run: Run) -> Figure | None:
         return None
     caption = (
         "Personal: a client's model on its own test samples; the band is one standard deviation "
-        f"over the clients. Bytes are those that the algorithm sends, for all clients. {DRAG}"
+        f"over the clients. Bytes are those that the method sends, for all clients. {DRAG}"
     )
-    return Figure("curves", "Course of the run", tuple(charts), caption)
+    return Figure("curves", "Learning curves", tuple(charts), caption)
 
 
 def clients(run: Run) -> Figure | None:
@@ -212,13 +212,13 @@ def comparison_figures(groups: Sequence[Group], column: str) -> list[Figure]:
 
     course_figure = Figure(
         "comparison",
-        f"Course of the {readable(column)}",
+        f"Learning curves: {readable(column)}",
         tuple(courses),
         f"Lines: {seeds_note(groups) or 'single runs'}. {DRAG}",
     )
     spread_figure = Figure(
         "comparison-clients",
-        f"Spread of the {readable(metric)} over clients",
+        f"{sentence(metric)} of all clients",
         tuple(spreads),
         f"The clients of all runs of an experiment at their last evaluation. {marks.BOXES}",
     )
@@ -279,7 +279,7 @@ def _over_costs(table: pd.DataFrame, y: Axis, places: Places, title: str) -> lis
         details = f"{unit}, log" if spans_decades else unit
         x = Axis("sent", f"sent by all clients and the server ({details})", log=spans_decades)
         scaled = sent.assign(sent=sent["sent"] / factor)
-        charts.append(marks.lines(scaled, x, y, places, title=f"{title} for the bytes sent"))
+        charts.append(marks.lines(scaled, x, y, places, title=f"{title} vs. bytes sent"))
 
     timed = table[table["time"] > 0]
     if timed["time"].nunique() > 1:
@@ -289,6 +289,6 @@ def _over_costs(table: pd.DataFrame, y: Axis, places: Places, title: str) -> lis
         )
         x = Axis("time", f"virtual time of the clients' devices ({unit})")
         scaled = timed.assign(time=timed["time"] / seconds)
-        charts.append(marks.lines(scaled, x, y, places, title=f"{title} for virtual time"))
+        charts.append(marks.lines(scaled, x, y, places, title=f"{title} vs. virtual time"))
 
     return charts

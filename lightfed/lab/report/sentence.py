@@ -42,15 +42,16 @@ def result_sentence(run: Run) -> str:
 
 
 def _what_was_trained(run: Run) -> str:
-    """Return the first half: `HeteroFL trained 5 sizes of Conv on 20 clients of Digits ...`."""
+    """Return the first half: `HeteroFL trained 5 sizes of Conv on Digits with 20 clients ...`."""
     verb = "trained" if run.finished else "has so far trained"
-    clients = text.counted(run.num_clients, "client") if run.num_clients else "clients"
     models = _models(run)
 
-    trained = f"{models} on {clients}" if models else clients
-    parts = [f"{run.algorithm} {verb} {trained} of {run.data}{run.note}"]
-    if _each_has_one_class(run):
-        parts.append("with one class each")
+    trained = f"{verb} {models}" if models else verb
+    parts = [f"{run.algorithm} {trained} on {run.data}{run.note}"]
+    if run.num_clients:
+        parts.append(f"with {text.counted(run.num_clients, 'client')}")
+        if _each_has_one_class(run):
+            parts.append("of one class each")
 
     number = text.counted(run.last_round, "round")
     planned = run.planned

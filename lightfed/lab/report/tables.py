@@ -71,7 +71,7 @@ def measured(run: Run) -> str:
         return ""
     model = str(run.environment.get("personal") or "what a client holds")
     moment = _MOMENTS.get(str(run.environment.get("evaluate_at")), "")
-    return f"Personal: {model}{moment}, on the client's own test samples."
+    return f"In personal metrics, each client tests {model}{moment}, on its own test samples."
 
 
 def rounds_text(run: Run) -> str:
@@ -271,7 +271,7 @@ def pivot_table(
 
 
 def key_figures(run: Run) -> DataFrame:
-    """Return the final values of a run in the columns `figure`, `final` and `note`.
+    """Return the final values of a run in the columns `metric`, `final` and `note`.
 
     A note can be empty.
     """
@@ -279,8 +279,8 @@ def key_figures(run: Run) -> DataFrame:
     finals = comparison_table(singles([run]), column).iloc[0]
     finals = finals.drop(["run", "n", "seed", "data", "clients"], errors="ignore")
 
-    table = DataFrame({"figure": finals.index, "final": finals.to_numpy()}, dtype="str")
-    return table.assign(note=table["figure"].map(_notes(run, column)).fillna(""))
+    table = DataFrame({"metric": finals.index, "final": finals.to_numpy()}, dtype="str")
+    return table.assign(note=table["metric"].map(_notes(run, column)).fillna(""))
 
 
 def _notes(run: Run, column: str) -> Mapping[str, str]:
@@ -342,7 +342,7 @@ def client_group_table(run: Run) -> DataFrame:
             readable(metric): metric_text(metric, scores.mean()),
             "std over clients": metric_text(metric, scores.std(ddof=0)),
             "worst 10 %": metric_text(metric, worst_tenth(scores, metric)),
-            "of the global model": metric_text(metric, tested[f"local/{metric}"].mean()),
+            "global model": metric_text(metric, tested[f"local/{metric}"].mean()),
             "up / client": text.bytes_text(up / size),
             "down / client": text.bytes_text(down / size),
             "compute / client": text.flops_text(flops / size),

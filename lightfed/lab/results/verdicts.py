@@ -7,6 +7,7 @@ the data, the clients, and what is tested (`keys.terms`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml  # type: ignore[import-untyped]
 
 from lightfed.lab.results import text
-from lightfed.lab.results.groups import Group, cost_to
+from lightfed.lab.results.groups import Group, cost_to, short_names
 from lightfed.lab.results.holm import ERROR
 from lightfed.lab.results.paired import Difference, Verdict, mean_and_std
 from lightfed.lab.results.run import ENERGY, TIME, Run, totals
@@ -106,6 +107,8 @@ class Row(NamedTuple):
             return value_text(self.name, self.mean(of))
         if self.goal:
             return f"reached by {len(of)} of {self.seeds}"
+        if not of and self.name in _COSTS:
+            return text.NOTHING  # such as virtual time without devices
         return f"finite in {len(of)} of {text.counted(self.seeds, 'seed')}"
 
     @property
@@ -300,7 +303,7 @@ def verdict(a: Group, b: Group, metric: str, *, p: float | None = None) -> str:
     if answer == "identical runs":
         return _identical_text(a, b)
 
-    line = "no difference is shown"
+    line = f"no difference between {b.name} and {a.name} is shown"
     if answer != "not shown":
         line = f"{b.name} is {answer} than {a.name}"
     line += f": {text.readable(metric)} {gain_text(difference, metric)}"
@@ -459,7 +462,8 @@ class Pairs(NamedTuple):
     """Which experiments can be compared with each other.
 
     Attributes:
-        pairs: The first experiment of each set on equal terms, with each of the others.
+        pairs: The first experiment of each set on equal terms, with each of the others. Their names
+            are what differs between them.
         differ: The permitted differences of these pairs, in words.
         alone: Why the other experiments have no verdict, in words.
     """
@@ -489,10 +493,12 @@ def pairs_of(groups: Sequence[Group], differ: Sequence[str] = ()) -> Pairs:
             sets.append([group])
 
     pairs = []
+    names = []
     permitted = []
     for first, *others in sets:
         for other in others:
             pairs.append(paired(first, other))
+            names.append(short_names(first, other))
             for key, mine, theirs in unequal(terms[first], terms[other]):
                 permitted.append(
                     f"{key} differs: {mine} for {first.label}, {theirs} for {other.label}"
@@ -501,7 +507,31 @@ def pairs_of(groups: Sequence[Group], differ: Sequence[str] = ()) -> Pairs:
     alone = _lines_about_alone(groups[0], sets, terms, differ)
     if len(groups) == 1:
         alone.append("no verdict: all runs are of one experiment")
-    return Pairs(pairs, permitted, alone)
+    return Pairs(_named(pairs, names), permitted, alone)
+
+
+def _named(
+    pairs: Sequence[tuple[Group, Group]], names: Sequence[tuple[str, str]]
+) -> list[tuple[Group, Group]]:
+    """Return pairs named by what differs between the two, where no other pair has these names.
+
+    Otherwise they keep their labels.
+
+    Args:
+        pairs: The pairs, named by their labels.
+        names: For each pair, what differs between the two.
+    """
+    # Pairs on different data may have the same names, because the data are said beside them.
+    keys = [(a.condition, *short) for (a, _), short in zip(pairs, names, strict=True)]
+    times = Counter(keys)
+
+    named = []
+    for (a, b), key, (name_a, name_b) in zip(pairs, keys, names, strict=True):
+        if times[key] == 1:
+            named.append((replace(a, name=name_a), replace(b, name=name_b)))
+        else:
+            named.append((a, b))
+    return named
 
 
 def _lines_about_alone(

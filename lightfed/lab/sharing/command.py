@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dataset", metavar="ID", help=hub_data)
     hub_base = "the name of an adapter's base on the hub (default: the base is written, too)"
     add("--base", metavar="ID", help=hub_base)
-    kept = f"leave a {CARD} of your own as it is, and write the other files"
+    kept = f"keep your own {CARD}, and write only the other files"
     add("--keep-card", action="store_true", help=kept)
     return parser
 

@@ -172,8 +172,8 @@ def test_a_run_names_who_fails_and_why(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="lightfed"):
         picky_run(tmp_path, broken_data(), rounds=2, store=store)
-    lines = [r.message for r in caplog.records if "left out" in r.message]
-    said = f"client {BROKEN} is left out: ValueError: a sample it cannot take"
+    lines = [r.message for r in caplog.records if "is skipped" in r.message]
+    said = f"client {BROKEN} is skipped: ValueError: a sample it cannot take"
     place = [line.rpartition(" (")[0::2] for line in lines]
     assert [line for line, _ in place] == [f"round {t}: {said}" for t in range(2)]
     assert all(f"{Path(__file__).name}:" in where for _, where in place)
@@ -190,7 +190,7 @@ def test_a_session_before_an_evaluation_may_fail_too(
         settings: Any = {"optimizer": partial(SGD, lr=0.0), "evaluate": ("finetuned",)}
         trainer = picky_run(tmp_path, broken_data(broken), **settings)
         figures.append(trainer.callback_metrics["finetuned/loss"])
-    said = f"client {BROKEN} is left out of the finetuned metrics: ValueError: a sample it cannot"
+    said = f"client {BROKEN} is skipped in the finetuned metrics: ValueError: a sample it cannot"
     assert len([r for r in caplog.records if said in r.message]) == 1
     assert figures[0].isfinite()
     assert figures[0] != figures[1]

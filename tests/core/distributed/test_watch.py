@@ -202,10 +202,10 @@ def test_a_rank_that_is_silent_is_named_and_the_run_waits(
     peers = [watch.Peer(0, "a", 7), watch.Peer(1, "b", 8)]
     watching = watch.Watch(rank, peers, {other: ours}, lambda: None)
     with theirs:
-        until(capsys, f"lightfed: {peers[other]} is silent for 0.3 s: the run waits for it\n")
+        until(capsys, f"lightfed: {peers[other]} has been silent for 0.3 s: the run waits for it\n")
         theirs.sendall(b'{"state": "beat", "said": ""}\n')
         printed = until(capsys, f"lightfed: {peers[other]} is back\n")
-        assert "is silent" not in printed, "it is named once"
+        assert "been silent" not in printed, "it is named once"
         theirs.settimeout(30)
         assert b'"beat"' in theirs.recv(1 << 16), "it says that it lives"
         theirs.sendall(b'{"state": "left", "said": ""}\n')

@@ -311,7 +311,7 @@ def test_a_logger_that_keeps_its_parameters_goes_on_with_more_rounds(
     assert {*first.steps} == {0}
     assert {*second.steps} == {1, 2}
     (line,) = [r.getMessage() for r in caplog.records if "LikeMLflow" in r.getMessage()]
-    assert "keeps the configuration that it had before" in line
+    assert "still shows the configuration with which the run began" in line
     assert "trainer.max_epochs" in line
 
 

@@ -51,7 +51,7 @@ def test_last_is_of_the_same_arguments_in_a_script_too(
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "mine-2"}
     with caplog.at_level("WARNING", logger="lightfed"):
         _trainer(2).fit(_federation(3, 0.3), data, ckpt_path="runs/mine/checkpoints/last.ckpt")
-    assert "mine was trained with another configuration up to now" in caplog.text
+    assert "mine was trained with another configuration so far" in caplog.text
     _trainer(3).fit(_federation(3, 0.3), data, ckpt_path="runs/mine/checkpoints/last.ckpt")
     mixed = {name: headline(read(Path("runs", name))) for name in ("mine", "mine-2")}
     assert [name for name, line in mixed.items() if "other settings" in line] == ["mine"]

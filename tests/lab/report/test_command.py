@@ -158,7 +158,7 @@ def test_the_clients_of_a_comparison_are_one_tidy_table(tmp_path: Path) -> None:
     assert list(table.columns[:4]) == ["run", "experiment", "method", "seed"]
     assert len(table) == 16
     courses = pd.read_csv(output / "comparison.csv")
-    assert set(courses["chart"]) == {"Global accuracy", "Global accuracy for the bytes sent"}
+    assert set(courses["chart"]) == {"Global accuracy", "Global accuracy vs. bytes sent"}
     printed = pd.read_csv(output / "comparison-table.csv")  # that of the page
     assert len(printed) == 1
     assert "%" in printed["global accuracy (95 % interval)"][0]

@@ -66,9 +66,9 @@ def test_what_clients_hold_is_not_the_global_model_on_their_data(tmp_path: Path)
     assert page.cards["local accuracy"] == ("95.00 %", said)
     assert page.cards["accuracy after local training"][0] == "70.00 %"
     assert page.table("group")["b"]["accuracy"] == "50.00 %"
-    assert page.table("group")["b"]["of the global model"] == "98.00 %"
-    sentence = "Personal: its slice, after aggregation, on the client's own test samples."
-    assert sentence in unescape(page.source)
+    assert page.table("group")["b"]["global model"] == "98.00 %"
+    sentence = "each client tests its slice, after aggregation, on its own test samples."
+    assert f"In personal metrics, {sentence}" in unescape(page.source)
 
 
 def test_a_table_holds_the_client_groups(page: ReadPage) -> None:

@@ -30,14 +30,14 @@ def test_the_curves_go_through_the_measured_points(run: Run) -> None:
 
 
 def test_the_cost_panel_is_against_all_bytes_so_far(run: Run) -> None:
-    chart = by_title(course(run))["Accuracy for the bytes sent"]
+    chart = by_title(course(run))["Accuracy vs. bytes sent"]
     assert drawn(chart)["global"] == [(3, 0.5), (9, 0.75)]
     assert chart.columns["x"].heading.endswith("(kB)")
 
 
 def test_a_run_with_devices_has_a_panel_against_virtual_time(run: Run, tmp_path: Path) -> None:
     timed = write_run(tmp_path / "timed", metrics=METRICS | {"virtual_time": (60.0, 120.0, 150.0)})
-    chart = by_title(course(read(timed)))["Accuracy for virtual time"]
+    chart = by_title(course(read(timed)))["Accuracy vs. virtual time"]
     assert drawn(chart)["global"] == [(1, 0.5), (2.5, 0.75)]
     assert chart.columns["x"].heading.endswith("(min)")
     figure = course(run)

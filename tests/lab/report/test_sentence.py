@@ -29,14 +29,14 @@ def sentence(folder: Path, **files: Any) -> str:
 def test_it_names_method_networks_clients_data_rounds_result_and_the_best(tmp_path: Path) -> None:
     metrics = {"global/accuracy": (0.5, 0.8, 0.75), "train_loss": (2.0, 1.0, 0.5)}
     assert sentence(tmp_path, config=WIDTHS, metrics=metrics) == (
-        "HeteroFL trained 2 sizes of Conv on 4 clients of Digits for 3 rounds; the server's model"
+        "HeteroFL trained 2 sizes of Conv on Digits with 4 clients for 3 rounds; the server's model"
         " reaches 75.00 % accuracy on the test set (best 80.00 % in round 2)"
     )
 
 
 def test_it_is_on_the_page(tmp_path: Path) -> None:
     page = ReadPage(build(write_run(tmp_path / "run", config=WIDTHS)))
-    assert "HeteroFL trained 2 sizes of Conv on 4 clients of Digits" in page.texts["p"]
+    assert "HeteroFL trained 2 sizes of Conv on Digits with 4 clients" in page.texts["p"]
     assert "reaches 75.00 % accuracy on the test set." in page.texts["p"]
 
 
@@ -57,12 +57,14 @@ def test_networks_are_named_by_what_differs(
         for name, arguments in groups
     ]
     config = "\n".join(["model:", "  clients:", *lines, ""])
-    assert f"HeteroFL trained {expected} on 4 clients" in sentence(tmp_path, config=config)
+    assert f"HeteroFL trained {expected} on Digits with 4 clients" in sentence(
+        tmp_path, config=config
+    )
 
 
 def test_a_network_that_is_no_class_is_not_named(tmp_path: Path) -> None:
     config = "model: {clients: [{count: 4, model: '<function net at 0x7f>'}]}\n"
-    assert "HeteroFL trained 4 clients of Digits" in sentence(tmp_path, config=config)
+    assert "HeteroFL trained on Digits with 4 clients" in sentence(tmp_path, config=config)
 
 
 def test_without_a_configuration_it_says_what_is_known(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_without_a_configuration_it_says_what_is_known(tmp_path: Path) -> None:
         counts=None,
     )
     assert found == (
-        "algorithm not known trained clients of data not known for 1 round; no model was tested;"
+        "algorithm not known trained on data not known for 1 round; no model was tested;"
         " the training loss of the last round is 2"
     )
 
@@ -95,7 +97,7 @@ def test_a_tested_loss_is_told_from_the_training_loss(tmp_path: Path) -> None:
 def test_clients_with_one_class_each_are_said_to_have_one(tmp_path: Path) -> None:
     counts = np.array([[20, 0, 0], [0, 5, 0], [10, 0, 0], [0, 0, 5]])
     found = sentence(tmp_path, counts=counts)
-    assert "4 clients of Digits with one class each for 3 rounds" in found
+    assert "Digits with 4 clients of one class each for 3 rounds" in found
 
 
 def test_data_without_classes_are_not_said_to_have_one(tmp_path: Path) -> None:
@@ -105,13 +107,14 @@ def test_data_without_classes_are_not_said_to_have_one(tmp_path: Path) -> None:
 
 def test_a_run_that_was_cut_says_so(tmp_path: Path) -> None:
     found = sentence(tmp_path, environment={**ENVIRONMENT, "rounds": 60})
-    assert found.startswith("HeteroFL has so far trained 4 clients of Digits for 3 of 60 rounds;")
+    said = "HeteroFL has so far trained on Digits with 4 clients for 3 of 60 rounds;"
+    assert found.startswith(said)
 
 
 def test_a_run_that_ended_early_has_finished(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "rounds": 60, "finished": {"rounds": 3, "limits": {}}}
     found = sentence(tmp_path, environment=environment)
-    assert found.startswith("HeteroFL trained 4 clients of Digits for 3 of 60 rounds;")
+    assert found.startswith("HeteroFL trained on Digits with 4 clients for 3 of 60 rounds;")
 
 
 def test_a_diverged_run_says_so(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_claim_that_is_shown_by_itself_alone_says_so(tmp_path: Path) -> None:
     assert claims[1].answer == "holds"
     # The line of a comparison of several says the same.
     line = verdicts.verdict(rival, close, METRIC, p=claims[0].p)
-    assert line.startswith("no difference is shown: ")
+    assert line.startswith(f"no difference between {close.name} and {rival.name} is shown: ")
     assert f"corrected p {claims[0].p:.3f}" in line
 
 
@@ -134,7 +134,7 @@ def test_a_pair_without_a_difference_is_identical_only_if_all_metrics_are(tmp_pa
     assert "nan" not in line + claim.line
 
     line = verdicts.verdict(a, luck, METRIC)
-    assert line.startswith("no difference is shown: ")
+    assert line.startswith("no difference between luck and a is shown: ")
     assert line.endswith("; the value is the same in every seed")
     assert verdicts.answer_of(a, luck, METRIC)[1] == "not shown"
 

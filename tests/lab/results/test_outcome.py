@@ -22,7 +22,7 @@ def _load(folder: Path, metrics: Mapping[str, Sequence[Any]]) -> Run:
 
 
 def _values(run: Run) -> dict[str, str]:
-    return dict(zip(*key_figures(run)[["figure", "final"]].T.to_numpy(), strict=True))
+    return dict(zip(*key_figures(run)[["metric", "final"]].T.to_numpy(), strict=True))
 
 
 def test_the_totals_of_a_known_run(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The heads of columns in a comparison of run folders: what differs, and not the folders."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,60 @@ def test_folders_are_named_if_nothing_else_tells_experiments_apart(tmp_path: Pat
     ]
     a, b = grouped(runs)
     assert short_names(a, b) == ("x, first", "x, second")
+
+
+def written(root: Path, method: str, lr: str, final: float, data: str = "Digits") -> list[Path]:
+    """The folders of an experiment with two seeds and a rate, which ends with an accuracy."""
+    folders = []
+    for seed in (0, 1):
+        folder = write_run(
+            root / f"folder-{method}-{lr}-{data}-{seed}",
+            config=f"seed_everything: {seed}\ndata: {{dataset: {data}}}\n"
+            + ONE.format(lr).replace(" x,", f" {method},"),
+            environment={**ENVIRONMENT, "algorithm": method, "seed": seed, "dataset": data},
+            metrics={"global/accuracy": (0.1, 0.2, final + 0.001 * seed), "seconds": (1, 1, 1)},
+        )
+        folders.append(folder)
+    return folders
+
+
+def verdicts_of(folders: Sequence[Path], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The verdict lines of a comparison, without their numbers."""
+    capsys.readouterr()
+    compare(folders)
+    lines = capsys.readouterr().out.splitlines()
+    return [line.partition(": global accuracy")[0] for line in lines if " better than " in line]
+
+
+def test_a_verdict_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [*written(tmp_path, "x", "0.1", 0.5), *written(tmp_path, "x", "0.2", 0.7)]
+    assert verdicts_of(folders, capsys) == ["lr 0.2 is better than lr 0.1"]
+
+
+def test_verdicts_of_one_comparison_have_different_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rates of y are compared with x: that y is better would not say which."""
+    folders = [*written(tmp_path, "x", "0.1", 0.5), *written(tmp_path, "x", "0.2", 0.6)]
+    folders += [*written(tmp_path, "y", "0.1", 0.7), *written(tmp_path, "y", "0.2", 0.8)]
+    assert verdicts_of(folders, capsys) == [
+        "lr 0.2 is better than lr 0.1",
+        "y, lr 0.1 is better than x, lr 0.1",
+        "y, lr 0.2 is better than x, lr 0.1",
+    ]
+
+
+def test_a_verdict_names_the_data_if_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = []
+    for data in ("Digits", "Tones"):
+        folders += written(tmp_path, "x", "0.1", 0.5, data)
+        folders += written(tmp_path, "y", "0.1", 0.7, data)
+    assert verdicts_of(folders, capsys) == [
+        "Digits: y is better than x",
+        "Tones: y is better than x",
+    ]
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])

@@ -125,9 +125,9 @@ def test_bad_input(words: list[str], key: str, capsys: pytest.CaptureFixture[str
     assert line.startswith(f"lightfed: error: {key}: ")
 
 
-def test_the_readmes_program_prints_the_table() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    (command,) = re.findall(r"^python (-m lightfed\.lab\.studies\.latency .*?) +#", readme, re.M)
+def test_the_program_of_the_documents_prints_the_table() -> None:
+    page = (Path(__file__).parents[3] / "docs/commands.md").read_text()
+    (command,) = re.findall(r"^python (-m lightfed\.lab\.studies\.latency .*?) +#", page, re.M)
     done = subprocess.run(
         [sys.executable, *command.split()], capture_output=True, text=True, check=False
     )

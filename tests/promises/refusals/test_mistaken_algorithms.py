@@ -87,7 +87,7 @@ def test_a_run_without_losses_or_metrics_says_so_once(
     federation = Federation(Untested(), [ClientGroup(2, linear)], optimizer=SGD_HALF)
     with caplog.at_level("WARNING", logger="lightfed"):
         fit(federation, random_data([4, 4]), tmp_path, rounds=2)
-    for found in ("round 0 trains nothing", "no metrics: Untested gives no model to test"):
+    for found in ("round 0 trains nothing", "no metrics: Untested returns no model to test"):
         assert caplog.text.count(found) == 1
 
 

@@ -96,7 +96,7 @@ def test_a_client_that_cannot_be_tested_is_left_out(
     federation = Federation(Standalone(), groups, optimizer=SGD_HALF, evaluate=["personal"])
     with caplog.at_level("WARNING", logger="lightfed"):
         trainer = fit(federation, random_data([4, 4, 4]), tmp_path)
-    assert "client 1 is left out of the personal metrics: ValueError: a bad sample" in caplog.text
+    assert "client 1 is skipped in the personal metrics: ValueError: a bad sample" in caplog.text
     assert [*trainer.results.clients.dropna(subset="loss")["client"]] == [0, 2]
 
 

@@ -114,7 +114,7 @@ def test_a_full_disk_after_the_last_round_is_a_warning(
         monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
     with caplog.at_level(logging.WARNING):
         run(tmp_path, enable_page=what != "the record")
-    assert "training is finished after 3 rounds" in caplog.text
+    assert "training has finished after 3 rounds" in caplog.text
 
 
 def test_a_command_whose_output_is_full_says_so() -> None:
