@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.utils.errors import UserError
+from lightfed.utils.tensor_parts import is_wrapped, kind, parts
 
 # A row is float32. It holds these float buffers without loss.
 _FLOAT_BUFFERS = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,8 +52,10 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+    """Yield all parameters and buffers with their names, and the tensors within quantized ones."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        for name_within, part in parts(tensor).items():
+            yield f"{name}.{name_within}".rstrip("."), part
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -96,29 +99,26 @@ def _places(tensor: Tensor, unit: int) -> Tensor:
 
 def check_trained(name: str, tensor: Tensor, key: str) -> None:
     """Refuse a trained parameter of another type than float32, that of the rows."""
-    if tensor.dtype == torch.float32:
+    if tensor.dtype == torch.float32 and not is_wrapped(tensor):
         return
 
     fix = "build it in float32, as by module.float()"
-    if tensor.dtype in _HALVES:
+    if is_wrapped(tensor):
+        fix = "freeze it, or build it in float32 without quantization"
+    elif tensor.dtype in _HALVES:
         fix = "build it in float32; trainer.precision: bf16-mixed computes in bfloat16"
     elif tensor.is_complex():
         fix = "hold its real and imaginary parts as a float32 parameter, by torch.view_as_real"
-    raise UserError(key=key, found=f"{name} is trained, and is {_kind(tensor)}", fix=fix)
+    raise UserError(key=key, found=f"{name} is trained, and is {kind(tensor)}", fix=fix)
 
 
 def check_buffer(name: str, tensor: Tensor, key: str) -> None:
     """Refuse a persistent buffer that neither a float32 row nor an int64 row can hold."""
     is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
-    if is_integer or tensor.dtype in _FLOAT_BUFFERS:
+    if (is_integer or tensor.dtype in _FLOAT_BUFFERS) and not is_wrapped(tensor):
         return
     raise UserError(
         key=key,
-        found=f"the buffer {name} is {_kind(tensor)}, which no row holds",
+        found=f"the buffer {name} is {kind(tensor)}, which no row holds",
         fix="register it with persistent=False, if no client changes it for good, or in float32",
     )
-
-
-def _kind(tensor: Tensor) -> str:
-    """Return the type of a tensor's elements, such as bfloat16."""
-    return str(tensor.dtype).removeprefix("torch.")
