@@ -30,6 +30,7 @@ from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
+from lightfed.state.frozen_base import check_changeable
 from lightfed.state.rows import ModelKind, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
@@ -183,6 +184,8 @@ class AdapterRule(Algorithm):
                     "trained, quantised or shared",
                     f"{type(self).__name__} needs a frozen one",
                 )
+            if self.changes_base:
+                check_changeable(adapter.base, parameters[adapter.base], type(self).__name__)
             A.copy_(self.initial(adapter, len(A)))
 
     def initial(self, own: Adapter, rank: int) -> Tensor:
