@@ -37,6 +37,51 @@ def check_memory(module: nn.Module, key: str) -> None:
         neighbors.append((name, tensor))
 
 
+def check_layers(module: nn.Module, key: str) -> None:
+    """Refuse layers that learn nothing, or something else, after a model has been tried on a CPU.
+
+    Every model is tried there without gradients, before its cost is known. On a CPU with
+    AVX512-BF16 the first such call of a 4-bit layer of bitsandbytes packs its weight in another
+    order: from then on adapters get no gradient, and no error says so
+    (findings/bitsandbytes_4bit_on_a_cpu.sh).
+
+    Raises:
+        UserError: It names the first such layer and its class.
+    """
+    for name, layer in module.named_modules():
+        for ancestor in type(layer).__mro__:
+            is_of_bitsandbytes = ancestor.__module__.split(".")[0] == "bitsandbytes"
+            if is_of_bitsandbytes and ancestor.__name__ == "Linear4bit":
+                raise UserError(
+                    key=key,
+                    found=f"{name} is a {type(layer).__name__} of bitsandbytes, whose first call "
+                    "without gradients on a CPU repacks its weight: adapters then get no gradient",
+                    fix="use PeftClient's quantization: int8, or dtype: bfloat16",
+                )
+
+
+def check_device(module: nn.Module, device: torch.device, key: str) -> None:
+    """Refuse frozen parameters of bfloat16 on a GPU that cannot compute with them.
+
+    Raises:
+        UserError: It names the first such parameter, and the GPU.
+    """
+    if device.type != "cuda":
+        return
+    halves = [name for name, p in module.named_parameters() if p.dtype == torch.bfloat16]
+    if not halves:
+        return
+
+    with torch.cuda.device(device):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return
+    raise UserError(
+        key=key,
+        found=f"{halves[0]} is bfloat16, which {torch.cuda.get_device_name(device)} does not have",
+        fix="hold it in float32, as by PeftClient's dtype: float32, or use another GPU",
+    )
+
+
 def expand_buffers(module: nn.Module) -> None:
     """Give every element of a buffer a place of its own: `zeros(1).expand(4)` has one for all."""
     for submodule in module.modules():

@@ -4,8 +4,9 @@ import logging
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +34,19 @@ Task = Literal["classification", "causal"]
 # A label that does not count.
 _IGNORED = -100
 
-# Keys of peft.LoraConfig that are arguments of the client, and the names of these arguments.
-_ARGUMENTS = {"r": "rank", "lora_alpha": "alpha", "task_type": "task"}
+# Keys of peft.LoraConfig that the client sets, and what says so.
+_OURS = {
+    "r": "the client's rank sets it",
+    "lora_alpha": "the client's alpha sets it",
+    "task_type": "the client's task sets it",
+    "base_model_name_or_path": "the client's base sets it",
+    "revision": "the client's base sets it",
+    "peft_type": "the adapters are those of LoRA",
+    "inference_mode": "a client trains",
+}
+
+# Values of init_lora_weights that need a pass over data, which nobody makes here.
+_FROM_DATA = ("eva", "corda", "lora_ga")
 
 # Keys of peft.LoraConfig that name layers.
 _NAMES = ("target_modules", "exclude_modules", "modules_to_save")
@@ -217,20 +229,38 @@ def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn
 
     if not isinstance(lora, dict):
         raise UserError("lora", str(lora), "give keys of peft.LoraConfig and their values")
-    for key, argument in _ARGUMENTS.items():
+    for key, reason_of_key in _OURS.items():
         if key in lora:
-            raise UserError(
-                f"lora.{key}",
-                str(lora[key]),
-                f"remove it: the client's {argument} sets it",
-            )
+            raise UserError(f"lora.{key}", str(lora[key]), f"remove it: {reason_of_key}")
+    if lora.get("init_lora_weights") in _FROM_DATA:
+        raise UserError(
+            "lora.init_lora_weights",
+            f"{lora['init_lora_weights']}, which needs a pass over data before training",
+            "give another one, such as true",
+        )
 
     kind = "CAUSAL_LM" if task == "causal" else "SEQ_CLS"
     try:
-        config = LoraConfig(task_type=kind, **own, **_with_names(lora))
+        keys = _with_configurations(_with_names(lora), LoraConfig)
+        config = LoraConfig(task_type=kind, **own, **keys)
         return get_peft_model(net, config)
     except Exception as error:  # peft checks some values, and fails with others
         raise UserError("lora", reason(error), "correct it; see peft.LoraConfig") from error
+
+
+def _with_configurations(lora: dict[str, Any], config: type) -> dict[str, Any]:
+    """Return keys in which a dict is the configuration that the key takes.
+
+    peft makes some of them itself, of a dict that it has written.
+    """
+    hints = get_type_hints(config)
+    made = dict(lora)
+    for key, value in lora.items():
+        kinds = get_args(hints.get(key)) or (hints.get(key),)
+        classes = [kind for kind in kinds if is_dataclass(kind) and isinstance(kind, type)]
+        if isinstance(value, dict) and dict not in kinds and classes:
+            made[key] = classes[0](**value)
+    return made
 
 
 def _trained_layers(task: Task, lora: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """A frozen base of quantized tensors: counted, compared and held by the tensors within them."""
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.models.agreement import are_alike
+from lightfed.models.tensors import check_device
 from lightfed.state.costs import activation_bytes
 from lightfed.state.frozen_base import FrozenBase, digest, digests
 from lightfed.state.rows import LiveModule, ModelLayout
@@ -222,3 +224,42 @@ def test_activations_are_counted_without_the_base() -> None:
 
     x = torch.zeros(2, FEATURES)
     assert activation_bytes(Net(), x) == activation_bytes(Dense(), x)
+
+
+def linear4bit(kind: str) -> type[nn.Linear]:
+    """Return a class of bitsandbytes by its name, or one derived from it."""
+    made = type("Linear4bit", (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+    if kind == "Linear4bit":
+        return made
+    return type(kind, (made,), {"__module__": "bitsandbytes.nn.modules"})
+
+
+@pytest.mark.parametrize("kind", ["Linear4bit", "LinearNF4", "MyOwn"])
+def test_four_bits_of_bitsandbytes_are_refused_by_name(kind: str) -> None:
+    class Packed(Net):
+        def __init__(self, num_classes: int = CLASSES) -> None:
+            super().__init__(num_classes)
+            self.middle = linear4bit(kind)(WIDE, 5)
+
+    with pytest.raises(UserError, match=rf"middle is a {kind} of bitsandbytes.*no gradient; use"):
+        ClientGroup(3, Packed).build(random_data(SIZES).dataset, position=0, seed=0)
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_half_a_base_needs_a_gpu_that_has_the_type(
+    has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old card")
+    net = Net()
+    gpu = torch.device("cuda", 0)
+    check_device(net, gpu, "model")  # no tensor has the type
+
+    net.body.bias = nn.Parameter(net.body.bias.bfloat16(), requires_grad=False)
+    check_device(net, torch.device("cpu"), "model")
+    if has_it:
+        check_device(net, gpu, "model")
+        return
+    with pytest.raises(UserError, match=r"^model: body\.bias is bfloat16, which Old card"):
+        check_device(net, gpu, "model")
