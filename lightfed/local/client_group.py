@@ -10,7 +10,7 @@ from torch import nn
 from lightfed.lightning_fits.hook_table import check_module
 from lightfed.models.build import DataSpec, build_network, class_of, parameters_of
 from lightfed.models.client_module import ClientModule, MaskedLanguageClient, Regressor
-from lightfed.models.tensors import check_memory, expand_buffers
+from lightfed.models.tensors import check_layers, check_memory, expand_buffers
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import LEVELS
 from lightfed.utils.lightning_private import is_overridden
@@ -102,6 +102,7 @@ class ClientGroup:
         key = f"model.clients.{position}.model"
         with seeded(derive_seed(seed, "init", client=position)):
             network = build_network(self.model, data, rate=self.width, key=key)
+        check_layers(network, key)
         check_memory(network, key)
         expand_buffers(network)
 

@@ -22,7 +22,7 @@ from lightfed.models.build import DataSpec
 from lightfed.models.bypassed import AdapterCalls, call_every_layer, note_of_attention
 from lightfed.models.compiled import compiled_layers, note_of_lost, unwrapped
 from lightfed.models.own_network import OwnNames
-from lightfed.models.tensors import check_buffer, check_trained
+from lightfed.models.tensors import check_buffer, check_device, check_trained
 from lightfed.state.frozen_base import FrozenBase
 from lightfed.state.rows import LiveModule, ModelLayout, Row, RowStore
 from lightfed.state.staging import Staging
@@ -213,6 +213,7 @@ class GroupState:
         """Set the layout of rows, the initial values and the costs, and move the module."""
         self.layout = ModelLayout.of(module)
         _check_types(module, self.layout, self._key)
+        check_device(module, device, self._key)
         on_the_cpu = LiveModule(module, self.layout)
         self.initial = on_the_cpu.row_of_module()
 

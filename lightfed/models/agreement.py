@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.utils.errors import UserError
+from lightfed.utils.tensor_parts import bytes_of, held_bytes, kind, parts
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +55,17 @@ def agree(module: nn.Module, ranks: Gathers, *, key: str) -> bool:
         return True
 
     # As in torch's DDP.
-    tensors = _tensors(module)
-    values = ranks.broadcast({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    tensors = [part for tensor in _tensors(module).values() for part in parts(tensor).values()]
+    values = ranks.broadcast([tensor.detach().cpu() for tensor in tensors])
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
     return False
 
 
 def is_small(module: nn.Module) -> bool:
     """Return whether a network may be built twice, only to see whether it is the same."""
-    return sum(tensor.nbytes for tensor in _tensors(module).values()) <= _LARGEST_REBUILT
+    return sum(map(held_bytes, _tensors(module).values())) <= _LARGEST_REBUILT
 
 
 def are_alike(one: nn.Module, other: nn.Module) -> bool:
@@ -96,7 +97,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _forms(module: nn.Module) -> list[_Form]:
     """Return the forms of all tensors, in order."""
     return [
-        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
+        (name, tuple(tensor.shape), kind(tensor), tensor.requires_grad)
         for name, tensor in _tensors(module).items()
     ]
 
@@ -131,15 +132,14 @@ def _described(forms: list[_Form], position: int) -> str:
 
 def _digest_of_values(module: nn.Module) -> str:
     """Return a digest of the values of all tensors."""
-    parts = []
+    contents = []
     for tensor in _tensors(module).values():
-        values = tensor.detach().cpu().contiguous().flatten()
-        parts.append(values.view(torch.uint8).numpy().data)
-    return _digest(parts)
+        contents += [bytes_of(part) for part in parts(tensor).values()]
+    return _digest(contents)
 
 
-def _digest(parts: Sequence[Any]) -> str:
+def _digest(contents: Sequence[Any]) -> str:
     state = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        state.update(part)
+    for content in contents:
+        state.update(content)
     return state.hexdigest()

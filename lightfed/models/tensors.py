@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightfed.utils.errors import UserError
+from lightfed.utils.tensor_parts import is_wrapped, kind, parts
 
 # A row is float32. It holds these float buffers without loss.
 _FLOAT_BUFFERS = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,6 +37,51 @@ def check_memory(module: nn.Module, key: str) -> None:
         neighbors.append((name, tensor))
 
 
+def check_layers(module: nn.Module, key: str) -> None:
+    """Refuse layers that learn nothing, or something else, after a model has been tried on a CPU.
+
+    Every model is tried there without gradients, before its cost is known. On a CPU with
+    AVX512-BF16 the first such call of a 4-bit layer of bitsandbytes packs its weight in another
+    order: from then on adapters get no gradient, and no error says so
+    (findings/bitsandbytes_4bit_on_a_cpu.sh).
+
+    Raises:
+        UserError: It names the first such layer and its class.
+    """
+    for name, layer in module.named_modules():
+        for ancestor in type(layer).__mro__:
+            is_of_bitsandbytes = ancestor.__module__.split(".")[0] == "bitsandbytes"
+            if is_of_bitsandbytes and ancestor.__name__ == "Linear4bit":
+                raise UserError(
+                    key=key,
+                    found=f"{name} is a {type(layer).__name__} of bitsandbytes, whose first call "
+                    "without gradients on a CPU repacks its weight: adapters then get no gradient",
+                    fix="use PeftClient's quantization: int8, or dtype: bfloat16",
+                )
+
+
+def check_device(module: nn.Module, device: torch.device, key: str) -> None:
+    """Refuse frozen parameters of bfloat16 on a GPU that cannot compute with them.
+
+    Raises:
+        UserError: It names the first such parameter, and the GPU.
+    """
+    if device.type != "cuda":
+        return
+    halves = [name for name, p in module.named_parameters() if p.dtype == torch.bfloat16]
+    if not halves:
+        return
+
+    with torch.cuda.device(device):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return
+    raise UserError(
+        key=key,
+        found=f"{halves[0]} is bfloat16, which {torch.cuda.get_device_name(device)} does not have",
+        fix="hold it in float32, as by PeftClient's dtype: float32, or use another GPU",
+    )
+
+
 def expand_buffers(module: nn.Module) -> None:
     """Give every element of a buffer a place of its own: `zeros(1).expand(4)` has one for all."""
     for submodule in module.modules():
@@ -51,8 +97,10 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+    """Yield all parameters and buffers with their names, and the tensors within quantized ones."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        for name_within, part in parts(tensor).items():
+            yield f"{name}.{name_within}".rstrip("."), part
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -96,29 +144,26 @@ def _places(tensor: Tensor, unit: int) -> Tensor:
 
 def check_trained(name: str, tensor: Tensor, key: str) -> None:
     """Refuse a trained parameter of another type than float32, that of the rows."""
-    if tensor.dtype == torch.float32:
+    if tensor.dtype == torch.float32 and not is_wrapped(tensor):
         return
 
     fix = "build it in float32, as by module.float()"
-    if tensor.dtype in _HALVES:
+    if is_wrapped(tensor):
+        fix = "freeze it, or build it in float32 without quantization"
+    elif tensor.dtype in _HALVES:
         fix = "build it in float32; trainer.precision: bf16-mixed computes in bfloat16"
     elif tensor.is_complex():
         fix = "hold its real and imaginary parts as a float32 parameter, by torch.view_as_real"
-    raise UserError(key=key, found=f"{name} is trained, and is {_kind(tensor)}", fix=fix)
+    raise UserError(key=key, found=f"{name} is trained, and is {kind(tensor)}", fix=fix)
 
 
 def check_buffer(name: str, tensor: Tensor, key: str) -> None:
     """Refuse a persistent buffer that neither a float32 row nor an int64 row can hold."""
     is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
-    if is_integer or tensor.dtype in _FLOAT_BUFFERS:
+    if (is_integer or tensor.dtype in _FLOAT_BUFFERS) and not is_wrapped(tensor):
         return
     raise UserError(
         key=key,
-        found=f"the buffer {name} is {_kind(tensor)}, which no row holds",
+        found=f"the buffer {name} is {kind(tensor)}, which no row holds",
         fix="register it with persistent=False, if no client changes it for good, or in float32",
     )
-
-
-def _kind(tensor: Tensor) -> str:
-    """Return the type of a tensor's elements, such as bfloat16."""
-    return str(tensor.dtype).removeprefix("torch.")

@@ -30,6 +30,7 @@ from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 from lightfed.utils.recorded import dotted_path
 from lightfed.utils.rng import seeded
+from lightfed.utils.tensor_parts import is_wrapped
 
 Exported = Literal["server", "groups", "clients"]
 
@@ -40,6 +41,14 @@ LIST = "models.json"
 INPUTS = "inputs.json"
 
 _BASE_FILE = "base.safetensors"
+
+# What is written in the place of a base that no safetensors file can hold.
+_DIGESTS_FILE = "base.json"
+_HOW_TO_GET_IT = (
+    "the base is quantized, and a safetensors file holds plain tensors only: make the network as "
+    "the run did, by `constructor` and `arguments` of models.json if they are there, and load the "
+    "file of a model into it with strict=False; `digests` are those of its frozen tensors"
+)
 _DEFAULT_NOTE = (
     "the run tests `network` as its method has made it, of these `parts` if there are any"
 )
@@ -69,7 +78,7 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
 
     for state in fleet.groups:
         for name, parameter in state.live.frozen.items():
-            if parameter.dtype not in _STORED_TYPES:
+            if parameter.dtype not in _STORED_TYPES and not is_wrapped(parameter):
                 raise UserError(
                     key="model.export",
                     found=f"{name} is {parameter.dtype}, which a safetensors file cannot hold",
@@ -96,8 +105,10 @@ def export(fleet: Fleet, folder: Path, *, kinds: Sequence[Exported]) -> None:
     They lack the tensors that stay with clients. `client<k>.safetensors` is the model of client k,
     and `group-<name>.safetensors` that of the first client of a group.
     Frozen parameters that all groups share are written once, as `base.safetensors`, and others are
-    in the clients' files. A module with `export_adapter(folder)` also writes a folder, such as
-    `client<k>/`, in a form of its own.
+    in the clients' files. If one of them is quantized, none of them is written, but `base.json`,
+    which has their digests and says how to get them.
+    A module with `export_adapter(folder)` also writes a folder, such as `client<k>/`, in a form of
+    its own.
 
     Args:
         fleet: The federation after the last round.
@@ -146,6 +157,16 @@ class _Exporter:
                 frozen[name] = tensor
         self._base = first_group.own.rename(frozen)
 
+        # Quantized tensors are in no file. Half a base would be of no use, so it is written whole
+        # or not at all.
+        self._unwritten: set[str] = set()
+        for state in fleet.groups:
+            wrapped = {n: t for n, t in tensors_of(state.module).items() if is_wrapped(t)}
+            self._unwritten |= state.own.rename(wrapped).keys()
+        if self._unwritten:
+            self._unwritten |= self._base.keys()
+            self._base = {}
+
     def write(self, kinds: Sequence[Exported]) -> dict[str, Any]:
         """Write this rank's files, and return what each of them is, by its name."""
         fleet = self._fleet
@@ -154,6 +175,12 @@ class _Exporter:
 
         if is_first and self._base:
             self._save("base", self._base)
+        if is_first and self._unwritten:
+            digests = {}
+            for state, digests_of_group in zip(fleet.groups, fleet.base.digests, strict=True):
+                digests[state.name] = digests_of_group
+            content = {"how": _HOW_TO_GET_IT, "digests": digests}
+            _write_json(content, self._folder / _DIGESTS_FILE)
 
         if is_first and "server" in kinds:
             entries |= dict(self._write_servers())
@@ -208,7 +235,7 @@ class _Exporter:
             shared_ids = self._ids_of_shared(rows.live.frozen)
             tensors = {}
             for tensor_name, tensor in tensors_of(module).items():
-                if id(tensor) not in shared_ids:
+                if id(tensor) not in shared_ids and not is_wrapped(tensor):
                     tensors[tensor_name] = tensor
 
             folder: dict[str, Any] = {}
@@ -223,11 +250,10 @@ class _Exporter:
                 "tensors": len(own_tensors),
             }
             entry |= folder | self._constructor(state, own_tensors | self._base)
-            if self._base:
-                entry["base"] = _BASE_FILE
+            entry |= self._base_entry()
 
             # The usual case: the user's network with these tensors is the tested model.
-            missing = state.own.expected - own_tensors.keys() - self._base.keys()
+            missing = self._missing(state, own_tensors)
             if self._agrees(state, own_tensors, module):
                 self._save(name, own_tensors)
                 return entry
@@ -240,8 +266,7 @@ class _Exporter:
                 self._save(name, all_tensors)
                 network = own_network(module)
                 entry = {"network": _class_path(network), "tensors": len(all_tensors)}
-                if self._base:
-                    entry["base"] = _BASE_FILE
+                entry |= self._base_entry()
                 entry["parts"] = {
                     part: _class_path(inner) for part, inner in network.named_children()
                 }
@@ -291,13 +316,21 @@ class _Exporter:
         self._save(name, own_tensors)
         entry: dict[str, Any] = {"network": state.own.class_path, "tensors": len(own_tensors)}
         entry |= self._constructor(state, own_tensors | self._base)
-        missing = sorted(state.own.expected - own_tensors.keys() - self._base.keys())
+        missing = sorted(self._missing(state, own_tensors))
         if missing:
             entry["missing"] = missing
             entry["note"] = "these tensors stay with the clients"
-        if self._base:
-            entry["base"] = _BASE_FILE
-        return entry
+        return entry | self._base_entry()
+
+    def _base_entry(self) -> dict[str, Any]:
+        """Return which file has the base of a model, or says how to get it."""
+        if self._unwritten:
+            return {"unwritten": _DIGESTS_FILE}
+        return {"base": _BASE_FILE} if self._base else {}
+
+    def _missing(self, state: GroupState, own_tensors: Mapping[str, Tensor]) -> frozenset[str]:
+        """Return the tensors of a group's network that neither a model's file nor the base has."""
+        return state.own.expected - own_tensors.keys() - self._base.keys() - self._unwritten
 
     def _constructor(self, state: GroupState, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what makes the network of these tensors, if a program can read it.
@@ -376,7 +409,7 @@ class _Exporter:
         fleet = self._fleet
         position = fleet.groups.index(state)
         if fleet.data.task == "columns":
-            return own_tensors.keys() | self._base.keys() >= state.own.expected
+            return not self._missing(state, own_tensors)
 
         if position not in self._untouched_networks:
             network = state.group.build(fleet.data, position=position, seed=fleet.seed)
@@ -384,8 +417,13 @@ class _Exporter:
             self._untouched_networks[position] = network.to(fleet.device).eval()
         untouched = self._untouched_networks[position]
         try:
-            own_network(untouched).load_state_dict({**self._base, **own_tensors})
+            # The network was built with the tensors that no file has.
+            loaded = own_network(untouched).load_state_dict(
+                {**self._base, **own_tensors}, strict=False
+            )
         except RuntimeError:
+            return False
+        if loaded.unexpected_keys or not self._unwritten.issuperset(loaded.missing_keys):
             return False
 
         batch: Any = fleet.data.global_test_batch(0)
@@ -441,6 +479,7 @@ def _inputs(fleet: Fleet) -> dict[str, Any]:
 
 def _write_json(value: Any, path: Path) -> None:
     text = json.dumps(value, indent=1) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 

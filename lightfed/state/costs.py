@@ -18,6 +18,7 @@ from torch import nn
 
 from lightfed.models.split import evaluating
 from lightfed.models.trials import on_trial
+from lightfed.utils.tensor_parts import parts
 
 Clients = int | Sequence[int]
 Amounts = float | Sequence[float]  # one for all clients, or one for each
@@ -208,13 +209,16 @@ def activation_bytes(module: nn.Module, batch: torch.Tensor) -> float:
         module: The module. It is put into eval mode and back.
         batch: Zeros, (2, ...).
     """
-    weights = {tensor.untyped_storage().data_ptr() for tensor in module.state_dict().values()}
+    weights = set()
+    for tensor in module.state_dict().values():
+        weights |= {part.untyped_storage().data_ptr() for part in parts(tensor).values()}
     bytes_at: dict[int, int] = {}  # by address, because several operations may save one tensor
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            bytes_at[storage.data_ptr()] = storage.nbytes()
+        for part in parts(tensor).values():
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in weights:
+                bytes_at[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def unchanged(tensor: torch.Tensor) -> torch.Tensor:

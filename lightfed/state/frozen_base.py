@@ -14,21 +14,50 @@ from torch import Tensor
 from lightfed.state.rows import LiveModule, ModelLayout, Row
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError
+from lightfed.utils.tensor_parts import bytes_of, held_bytes, is_wrapped, kind, parts
 
 
 def digest(tensor: Tensor) -> str:
-    """Return 16 hexadecimal digits that stand for a tensor's shape, type and bytes."""
-    shape_and_type = f"{tuple(tensor.shape)} {tensor.dtype}"
-    state = hashlib.blake2b(shape_and_type.encode(), digest_size=8)
+    """Return 16 hexadecimal digits that stand for a tensor's shape, type and bytes.
 
-    values = tensor.detach().cpu().contiguous()
-    state.update(values.flatten().view(torch.uint8).numpy().data)
+    Those of a quantized tensor stand for its class, and for all tensors within it.
+    """
+    state = hashlib.blake2b(digest_size=8)
+    if is_wrapped(tensor):
+        state.update(f"{type(tensor).__name__} ".encode())
+
+    for name, part in parts(tensor.detach()).items():
+        state.update(f"{name}{tuple(part.shape)} {part.dtype}".encode())
+        state.update(bytes_of(part))
     return state.hexdigest()
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the digests of several tensors, by name."""
     return {name: digest(tensor) for name, tensor in tensors.items()}
+
+
+def check_changeable(name: str, tensor: Tensor, method: str) -> None:
+    """Refuse a frozen tensor that is no plain float32, for a method that adds to it.
+
+    A number of bfloat16 has 8 bits: the sums of a round would vanish in it.
+
+    Args:
+        name: The name of the tensor.
+        tensor: The tensor.
+        method: The name of the method, for the error.
+
+    Raises:
+        UserError: It says what the tensor holds.
+    """
+    if tensor.dtype == torch.float32 and not is_wrapped(tensor):
+        return
+    raise UserError(
+        key="model.clients",
+        found=f"{name} is {kind(tensor)}, and {method} adds float32 steps to it",
+        fix="give the base dtype: float32 without quantization, or choose a method that leaves "
+        "it as it is, such as RankMean",
+    )
 
 
 class FrozenBase:
@@ -51,14 +80,18 @@ class FrozenBase:
     def share(self, live: LiveModule, group: int) -> None:
         """Give another module of a group, such as one for its tests, the group's tensors."""
         self._modules.append(live)
-        for name, parameter in live.frozen.items():
+        for name, parameter in list(live.frozen.items()):
             key = (name, self.digests[group][name])
-            parameter.data = self._held.setdefault(key, parameter.data)
+            if is_wrapped(parameter):
+                # The tensors within do not follow when `data` is assigned.
+                live.replace_frozen(name, self._held.setdefault(key, parameter))
+            else:
+                parameter.data = self._held.setdefault(key, parameter.data)
 
     @property
     def bytes(self) -> int:
         """The bytes of all tensors that are held, each counted once."""
-        return sum(tensor.nbytes for tensor in self._held.values())
+        return sum(held_bytes(tensor) for tensor in self._held.values())
 
     @property
     def shared(self) -> list[str]:
@@ -133,13 +166,7 @@ class FrozenBase:
                 fix="freeze the base",
             )
         for name, tensor in frozen.items():
-            if tensor.dtype != torch.float32:
-                kind = str(tensor.dtype).removeprefix("torch.")
-                raise UserError(
-                    key="model.clients",
-                    found=f"{name} is {kind}, and the method changes it by float32 steps",
-                    fix="load the base in float32, or choose a method that leaves it as it is",
-                )
+            check_changeable(name, tensor, "the method")
 
         layout = ModelLayout(
             floats=Layout.build((name, tuple(tensor.shape)) for name, tensor in frozen.items()),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from lightfed_kernels import Entry, Layout
@@ -277,6 +277,19 @@ class LiveModule:
         is_buffer = name in submodule._buffers
         register = submodule._buffers if is_buffer else submodule._parameters
         return _Home(path, register, name, tensor)
+
+    def replace_frozen(self, path: str, parameter: Tensor) -> None:
+        """Put an equal parameter, such as another group's, in the place of a frozen one.
+
+        A tied parameter is replaced under all of its names.
+        """
+        former = self.frozen[path]
+        for submodule in self.module.modules():
+            for name, registered in submodule._parameters.items():
+                if registered is former:
+                    submodule._parameters[name] = cast(nn.Parameter, parameter)
+        self.frozen[path] = cast(nn.Parameter, parameter)
+        self._frozen_homes = [self._home(name, frozen) for name, frozen in self.frozen.items()]
 
     def row_of_module(self) -> Row:
         """Return a copy of the module's current values as a new row."""

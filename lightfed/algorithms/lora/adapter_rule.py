@@ -32,6 +32,7 @@ from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.hooks import SessionContext
 from lightfed.local.local_work import Phase
 from lightfed.models.build import DataSpec
+from lightfed.state.frozen_base import check_changeable
 from lightfed.state.rows import ModelKind, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.errors import UserError, reason
@@ -228,6 +229,8 @@ class AdapterRule(Algorithm):
                     "trained, quantized or shared",
                     f"{type(self).__name__} needs a frozen one",
                 )
+            if self.changes_base:
+                check_changeable(adapter.base, parameters[adapter.base], type(self).__name__)
             A.copy_(self.initial(adapter, len(A)))
 
     def initial(self, own: Adapter, rank: int) -> Tensor:

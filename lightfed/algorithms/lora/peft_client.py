@@ -4,8 +4,9 @@ import logging
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,15 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from lightfed.algorithms.lora.base_type import (
+    DType,
+    Quantization,
+    check_dtype,
+    dtype_to_load,
+    in_type,
+    quantize,
+    train_in_float32,
+)
 from lightfed.models.client_module import LOG_PERPLEXITY, NetworkClient
 from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import seeded
@@ -24,8 +34,19 @@ Task = Literal["classification", "causal"]
 # A label that does not count.
 _IGNORED = -100
 
-# Keys of peft.LoraConfig that are arguments of the client, and the names of these arguments.
-_ARGUMENTS = {"r": "rank", "lora_alpha": "alpha", "task_type": "task"}
+# Keys of peft.LoraConfig that the client sets, and what says so.
+_OURS = {
+    "r": "the client's rank sets it",
+    "lora_alpha": "the client's alpha sets it",
+    "task_type": "the client's task sets it",
+    "base_model_name_or_path": "the client's base sets it",
+    "revision": "the client's base sets it",
+    "peft_type": "the adapters are those of LoRA",
+    "inference_mode": "a client trains",
+}
+
+# Values of init_lora_weights that need a pass over data, which nobody makes here.
+_FROM_DATA = ("eva", "corda", "lora_ga")
 
 # Keys of peft.LoraConfig that name layers.
 _NAMES = ("target_modules", "exclude_modules", "modules_to_save")
@@ -51,8 +72,12 @@ class PeftClient(NetworkClient):
         task: Task = "classification",
         num_labels: int = 2,
         lora: dict[str, Any] | None = None,
+        dtype: DType | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         """Load the base, and add adapters.
+
+        The adapters, a head and the loss are float32, whatever the base is held in.
 
         Args:
             base: A folder with a model of transformers; or a class or an annotated function that
@@ -62,13 +87,19 @@ class PeftClient(NetworkClient):
             task: "classification" of texts, or "causal", the prediction of the next token.
             num_labels: Number of classes.
             lora: Other keys of peft.LoraConfig, such as target_modules and modules_to_save.
+            dtype: What the base is held in: "float32", "bfloat16", or "auto" for the type that its
+                files have. By default a folder is loaded as float32, and what a function makes
+                stays as it is.
+            quantization: "int8" holds the weights of linear layers, but not of the output layer, in
+                8 bits, by torchao (`pip install lightfed[quant]`). The rest has the type `dtype`.
 
         Raises:
-            UserError: transformers or peft are missing, the base cannot be loaded, or peft cannot
+            UserError: A package is missing, the base cannot be loaded or held so, or peft cannot
                 add such adapters.
         """
         if rank is not None and rank < 1:
             raise UserError("rank", str(rank), "give at least 1, or null for no adapters")
+        check_dtype(dtype, quantization, rank)
 
         try:
             import transformers
@@ -77,9 +108,16 @@ class PeftClient(NetworkClient):
             transformers.logging.disable_progress_bar()
             with seeded(0), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # one package warns of the other
-                net = _loaded(base, task, num_labels) if isinstance(base, str) else base()
+                if isinstance(base, str):
+                    net = _loaded(base, task, num_labels, dtype_to_load(dtype))
+                else:
+                    net = base()
+                net = in_type(net, dtype, is_trained=rank is None)
+                if quantization is not None:
+                    quantize(net, _trained_layers(task, lora or {}))
                 if rank is not None:
                     net = _adapted(net, task, lora or {}, r=rank, lora_alpha=alpha)
+                    train_in_float32(net)
         except ImportError as error:
             raise UserError("base", reason(error), "pip install transformers peft") from error
 
@@ -97,7 +135,8 @@ class PeftClient(NetworkClient):
         # Without the labels, with which the model would compute a loss of its own.
         columns = {name: column for name, column in x.items() if name != "labels"}
         logits: Tensor = self.net(**columns).logits
-        return logits
+        # A loss in 16 bits would have two digits.
+        return logits.float()
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -143,8 +182,14 @@ class PeftClient(NetworkClient):
             config.save_pretrained(folder / "base")
 
 
-def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:
+def _loaded(base: str, task: Task, num_labels: int, dtype: torch.dtype | str) -> nn.Module:
     """Return the model in a folder.
+
+    Args:
+        base: The folder.
+        task: What it is trained for.
+        num_labels: Number of classes.
+        dtype: Type of its parameters; "auto" for that of its files.
 
     Raises:
         UserError: It is not the folder of a model, or the model cannot be loaded.
@@ -156,11 +201,14 @@ def _loaded(base: str, task: Task, num_labels: int) -> nn.Module:
     if not (folder / "config.json").is_file():
         raise UserError("base", f"{base} is not the folder of a model", fix)
 
+    # The argument was renamed in transformers 4.56.
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    options: dict[str, Any] = {"dtype" if version >= (4, 56) else "torch_dtype": dtype}
     try:
         if task == "causal":
-            return transformers.AutoModelForCausalLM.from_pretrained(folder)
+            return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
         kind = transformers.AutoModelForSequenceClassification
-        return kind.from_pretrained(folder, num_labels=num_labels)
+        return kind.from_pretrained(folder, num_labels=num_labels, **options)
     except Exception as error:  # a damaged file can raise anything
         raise UserError("base", f"{base} cannot be loaded ({reason(error)})", fix) from error
 
@@ -181,20 +229,46 @@ def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn
 
     if not isinstance(lora, dict):
         raise UserError("lora", str(lora), "give keys of peft.LoraConfig and their values")
-    for key, argument in _ARGUMENTS.items():
+    for key, reason_of_key in _OURS.items():
         if key in lora:
-            raise UserError(
-                f"lora.{key}",
-                str(lora[key]),
-                f"remove it: the client's {argument} sets it",
-            )
+            raise UserError(f"lora.{key}", str(lora[key]), f"remove it: {reason_of_key}")
+    if lora.get("init_lora_weights") in _FROM_DATA:
+        raise UserError(
+            "lora.init_lora_weights",
+            f"{lora['init_lora_weights']}, which needs a pass over data before training",
+            "give another one, such as true",
+        )
 
     kind = "CAUSAL_LM" if task == "causal" else "SEQ_CLS"
     try:
-        config = LoraConfig(task_type=kind, **own, **_with_names(lora))
+        keys = _with_configurations(_with_names(lora), LoraConfig)
+        config = LoraConfig(task_type=kind, **own, **keys)
         return get_peft_model(net, config)
     except Exception as error:  # peft checks some values, and fails with others
         raise UserError("lora", reason(error), "correct it; see peft.LoraConfig") from error
+
+
+def _with_configurations(lora: dict[str, Any], config: type) -> dict[str, Any]:
+    """Return keys in which a dict is the configuration that the key takes.
+
+    peft makes some of them itself, of a dict that it has written.
+    """
+    hints = get_type_hints(config)
+    made = dict(lora)
+    for key, value in lora.items():
+        kinds = get_args(hints.get(key)) or (hints.get(key),)
+        classes = [kind for kind in kinds if is_dataclass(kind) and isinstance(kind, type)]
+        if isinstance(value, dict) and dict not in kinds and classes:
+            made[key] = classes[0](**value)
+    return made
+
+
+def _trained_layers(task: Task, lora: dict[str, Any]) -> list[str]:
+    """Return the names of the layers of which peft will make a trained copy."""
+    layers = _with_names(lora).get("modules_to_save") or []
+    if task == "classification":
+        layers = [*layers, "classifier", "score"]  # peft adds these two by itself
+    return list(layers)
 
 
 def _with_names(lora: dict[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,10 @@ def _adapter_files(model: SharedModel, base: str | None) -> dict[str, Content]:
         found = f"{base}, and {model.run.algorithm} has changed the base"
         raise UserError("--base", found, "leave it out: the changed base is written, too")
 
+    if base is None and "unwritten" in model.entry:
+        found = f"not given, and no file has the quantized base of {model.name}"
+        raise UserError("--base", found, "name the base on the hub that was quantized")
+
     files = _files_of_transformers(model.adapter)
     with reading(model.adapter / ADAPTER_CONFIG) as path:
         config = json.loads(path.read_text("utf-8"))

@@ -41,6 +41,11 @@ def snippet(model: SharedModel, *, base: str | None) -> str:
     if entry.get("missing"):
         missing = ", ".join(f"`{name}`" for name in entry["missing"])
         parts.append(f"These tensors stay with the clients, and are not in the file: {missing}.")
+    if "unwritten" in entry:
+        parts.append(
+            "The frozen tensors are quantized, and in no file: the constructor has to make them as "
+            "the run did."
+        )
     return "\n\n".join(parts)
 
 
@@ -56,7 +61,8 @@ def _of_network(model: SharedModel) -> str:
             tensors = load_file("{WEIGHTS}")  # for {entry.get("network", "the network")}
         """)
 
-    strict = ", strict=False" if entry.get("missing") else ""
+    is_whole = not entry.get("missing") and "unwritten" not in entry
+    strict = "" if is_whole else ", strict=False"
     code = dedent(f"""
         import json
         from pathlib import Path

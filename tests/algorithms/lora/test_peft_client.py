@@ -1,5 +1,6 @@
 """Models of transformers with adapters: trained, exported, and loaded by plain peft."""
 
+import dataclasses
 import math
 import re
 import shlex
@@ -283,6 +284,61 @@ def test_a_configuration_names_a_function_that_makes_the_base() -> None:
     given = {"base": f"{__name__}.made", "rank": 2, "task": "causal", "lora": LORA["gpt2"]}
     net = parser.instantiate(parser.parse_object({"model": given})).model.net
     assert isinstance(net, peft.PeftModelForCausalLM)
+
+
+# Values of keys of LoraConfig that are not the default.
+KEYS: dict[str, Any] = {
+    "target_modules": ["query"],
+    "exclude_modules": ["value"],
+    "lora_dropout": 0.5,
+    "bias": "lora_only",
+    "use_rslora": True,
+    "modules_to_save": ["pooler"],
+    "init_lora_weights": "gaussian",
+    "layers_to_transform": [1],
+    "rank_pattern": {"query": 1},
+    "alpha_pattern": {"query": 3},
+    "trainable_token_indices": {"word_embeddings": [1, 2]},
+    "runtime_config": {"ephemeral_gpu_offload": True},
+    "lora_bias": True,
+    "use_dora": True,
+    "target_parameters": ["key.weight"],
+}
+
+
+def test_every_key_of_peft_is_taken_or_named_as_ours() -> None:
+    """By the name and with the type that it has there, whatever keys this version has."""
+    refusals: dict[str, UserError] = {}
+    for field in dataclasses.fields(peft.LoraConfig):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        value = KEYS.get(field.name, default)
+        lora = LORA["bert"] | {field.name: value}
+        group = ClientGroup(1, client("bert", 2, lora=lora))
+        try:
+            module: Any = group.build(data("bert").dataset, position=0, seed=0)
+        except UserError as error:
+            refusals[field.name] = error
+            continue
+
+        taken = getattr(module.net.peft_config["default"], field.name)
+        if field.name == "modules_to_save":  # peft adds the head
+            assert set(taken) >= {*(value or ())}
+        elif dataclasses.is_dataclass(taken) and isinstance(value, dict):
+            assert dataclasses.asdict(taken) == value
+        elif field.name in KEYS:
+            assert (sorted(taken) if isinstance(taken, set) else taken) == value
+    ours = {"r", "lora_alpha", "task_type", "base_model_name_or_path", "revision", "peft_type"}
+    assert refusals.keys() == {*ours, "inference_mode"}
+    for name, error in refusals.items():
+        assert error.key == f"model.clients.0.model.init_args.lora.{name}"
+        assert error.fix.startswith("remove it: ")
+
+
+@pytest.mark.parametrize("name", ["eva", "corda", "lora_ga"])
+def test_initial_values_that_need_data_are_refused(name: str) -> None:
+    lora = LORA["bert"] | {"init_lora_weights": name}
+    assert name in refused(".init_args.lora.init_lora_weights", lora=lora)
 
 
 @pytest.mark.matrix
