@@ -80,7 +80,7 @@ _NAMES = {
     "datasets.hub": "CINIC10 Hub",
     "datasets.language": "Prose WikiText2",
     "datasets.speech": "SpeechCommands Tones",
-    "datasets.text": "AGNews Docstrings NextCharacter",
+    "datasets.text": "AGNews Docstrings NextCharacter OwnedText",
     "data.torch_data": "FromTorch",
     "datasets.vision": "CIFAR10 CIFAR100 Digits FashionMNIST MNIST",
     "data.partition.schemes": (

@@ -29,7 +29,9 @@ from lightfed.data.dataset import (
     unreadable,
 )
 from lightfed.datasets.language import Prose
+from lightfed.datasets.tables import column_of, open_table, texts_of
 from lightfed.utils.cache import cached
+from lightfed.utils.counts import rounded_up
 from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import numpy_generator
 
@@ -310,6 +312,97 @@ class NextCharacter(Dataset):
         for text, label in zip(texts, labels.tolist(), strict=True):
             texts_of_classes[label].append(text)
         return texts_of_classes
+
+
+class OwnedText(Dataset):
+    """The text of natural owners, such as the roles of a play, in windows of characters.
+
+    A table has a text and its owner in each row. The texts of an owner are joined in their order;
+    the last part of it is for testing. Windows are as of `NextCharacter`: for a causal model of
+    `transformers`, in the alphabet of `encode`. The owners are the groups of `Natural`, in both
+    splits, and are numbered by name.
+    """
+
+    task = "columns"
+    input_shape = ()
+    transform = None
+    classes = ("text",)
+    keeps = True
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        text: str = "text",
+        owner: str = "owner",
+        owners: int | None = None,
+        window: int = 64,
+        test: float = 0.2,
+    ) -> None:
+        """Describe the table; nothing is loaded yet.
+
+        Args:
+            path: The table, as for `Hub`: a file, a folder, or a name of the hub.
+            text: The column of texts.
+            owner: The column of owners.
+            owners: The number of owners with the longest text to keep; all by default.
+            window: The number of characters in a sample.
+            test: The share of an owner's windows that are for testing, the last ones, rounded up.
+        """
+        if window < 2:
+            raise UserError(f"{KEY}.window", found=f"{window}", fix="give at least 2")
+        if not 0 < test < 1:
+            raise UserError(f"{KEY}.test", found=f"{test}", fix="give a share such as 0.2")
+        self.path = path
+        self.window = window
+        self._text = text
+        self._owner = owner
+        self._owners = owners
+        self._test = test
+
+    @override
+    def load(self, split: Split) -> Samples:
+        windows_of_owners = []
+        for text in self._texts.values():
+            whole_windows = len(text) // self.window
+            codes = encode([text], whole_windows * self.window)
+            windows = torch.from_numpy(codes.reshape(-1, self.window)).long()
+
+            tested = rounded_up(self._test * whole_windows)
+            is_train = split == "train"
+            windows_of_owners.append(windows[:-tested] if is_train else windows[-tested:])
+
+        x = torch.cat(windows_of_owners)
+        counts = torch.tensor([len(windows) for windows in windows_of_owners])
+        owners = torch.arange(len(windows_of_owners)).repeat_interleave(counts)
+        columns = Columns({"input_ids": x, "labels": x}, {}, dict)
+        return Samples(x, torch.zeros(len(x), dtype=torch.int64), owners, columns)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The text of each owner that is kept, in the order of their names.
+
+        Raises:
+            UserError: The table cannot be read, has no such column, or has too few owners with two
+                windows of text.
+        """
+        table = open_table(self.path, "train", key="path")
+        texts = texts_of(table, column_of(table, self._text, "text"), "train")
+        names = table[column_of(table, self._owner, "owner")][:]
+
+        of_owners: dict[str, list[str]] = {}
+        for name, text in zip(names, texts, strict=True):
+            of_owners.setdefault(str(name), []).append(text)
+        joined = {name: "\n".join(parts) for name, parts in of_owners.items()}
+
+        # One window to train on, and one to test.
+        long_enough = [name for name, text in joined.items() if len(text) >= 2 * self.window]
+        kept = len(long_enough) if self._owners is None else self._owners
+        if not 1 <= kept <= len(long_enough):
+            found = f"{kept}, and {len(long_enough)} owners have two windows of {self.window}"
+            raise UserError(f"{KEY}.owners", found, "give fewer, or shorter windows")
+        by_length = sorted(long_enough, key=lambda name: (-len(joined[name]), name))
+        return {name: joined[name] for name in sorted(by_length[:kept])}
 
 
 def tokenized(

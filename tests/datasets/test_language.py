@@ -7,7 +7,7 @@ import torch
 
 from lightfed.data.partition.schemes import Dirichlet, Natural
 from lightfed.datasets.language import Prose, Text, WikiText2
-from lightfed.datasets.text import NextCharacter, encode
+from lightfed.datasets.text import NextCharacter, OwnedText, encode
 from tests.datasets import tiny
 from tests.datasets.kit import prepared, refused
 
@@ -131,6 +131,39 @@ def test_windows_of_characters_of_two_texts_have_one_alphabet(
     name = encode(["function of numpy"], 17)[0]
     assert any(first[i : i + 17].tolist() == name.tolist() for i in range(len(first)))
     refused("window", NextCharacter, "prose", window=1)
+
+
+def test_text_of_owners_is_dealt_to_its_owner_in_both_splits(tmp_path: Path) -> None:
+    """Five windows of four letters of "b" and three of "a", of which the last ones are tests."""
+    table = tmp_path / "speeches.csv"
+    rows = ["role,speech", "b,abcdefgh", "a,mnopqrst", "c,xy", "b,ijklmnopqrs", "a,uvw"]
+    table.write_text("\n".join(rows) + "\n")
+    dataset = OwnedText(str(table), text="speech", owner="role", window=4, test=0.3)
+    b = "abcdefgh\nijklmnopqrs"
+    a = "mnopqrst\nuvw"
+    windows = {
+        "train": [a[:4], a[4:8], b[:4], b[4:8], b[8:12]],
+        "test": [a[8:12], b[12:16], b[16:20]],
+    }
+    for split, owners in (("train", [0, 0, 1, 1, 1]), ("test", [0, 1, 1])):
+        samples = dataset.load(split)
+        assert samples.x.tolist() == encode(windows[split], 4).tolist()
+        assert samples.groups is not None
+        assert samples.groups.tolist() == owners
+        assert samples.columns is not None
+        assert torch.equal(samples.columns.tensors["labels"], samples.x)
+
+    longest = OwnedText(str(table), text="speech", owner="role", owners=1, window=4)
+    assert (
+        longest.load("train").x.tolist() == encode([b[:4], b[4:8], b[8:12], b[12:16]], 4).tolist()
+    )
+
+    names = {"text": "speech", "owner": "role"}
+    refused("owners", OwnedText(str(table), **names, window=4, owners=3).load, "train")
+    refused("owner", OwnedText(str(table), text="speech", owner="who").load, "train")
+    refused("text", OwnedText(str(table), text="words", owner="role").load, "train")
+    refused("window", OwnedText, str(table), window=1)
+    refused("test", OwnedText, str(table), test=1.0)
 
 
 def test_natural_gives_each_client_its_row(root: Path) -> None:
