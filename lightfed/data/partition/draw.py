@@ -234,7 +234,10 @@ def draw_partition(
     num_classes = max(1, len(dataset.classes))
     labels = _classes_of(train)
 
-    owned = _deal(scheme, train, labels, clients=clients, num_classes=num_classes, seed=seed)
+    # All parts are drawn, those of missing clients too, so that the clients of the run have what
+    # they would have among all: its samples to train on, to choose by, and to be tested on.
+    shares = scheme.shares(clients)
+    owned = _deal(scheme, train, labels, clients=shares, num_classes=num_classes, seed=seed)
 
     test_rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
@@ -247,9 +250,7 @@ def draw_partition(
     else:
         test_labels = _classes_of(test_samples)
         train_counts = class_counts(owned, labels, num_classes)
-        tested = _choose_test(
-            test, scheme, train_counts, test_labels, clients=clients, rng=test_rng
-        )
+        tested = _choose_test(test, train_counts, test_labels, rng=test_rng)
 
     meta: Meta = {
         "scheme": repr(scheme),
@@ -276,15 +277,19 @@ def draw_partition(
             rng=numpy_generator(seed, f"partition/validation/{name}"),
         )
         train_counts = class_counts(owned, labels, num_classes)
+        kept = _first(kept, clients)
         kept_for_validation = {"validation_index": kept[0], "validation_offsets": kept[1]}
         meta["validation"] = validation
+
+    owned = _first(owned, clients)
+    tested = _first(tested, clients)
 
     return Partition(
         train_index=owned[0],
         train_offsets=owned[1],
         test_index=tested[0].astype(np.int32, copy=False),
         test_offsets=tested[1],
-        train_counts=train_counts,
+        train_counts=train_counts[:clients],
         test_counts=class_counts(tested, test_labels, num_classes),
         meta=meta,
         **kept_for_validation,
@@ -372,26 +377,22 @@ def _check_no_sample_twice(
 
 def _choose_test(
     test: PersonalTest,
-    scheme: Partitioner,
     train_counts: np.ndarray,
     test_labels: np.ndarray,
     *,
-    clients: int,
     rng: np.random.Generator,
 ) -> Csr:
     """Choose each client's samples from the test set.
 
     Args:
         test: Any rule but "split".
-        scheme: How training samples were dealt.
         train_counts: The training samples of each client and class, (clients, classes).
         test_labels: The class of each test sample, (M,).
-        clients: The number of clients.
         rng: Draws the samples.
     """
+    clients = len(train_counts)
     if test == "random":
-        shares = scheme.shares(clients)
-        return equal_shares(len(test_labels), shares=shares, clients=clients, rng=rng)
+        return equal_shares(len(test_labels), clients=clients, rng=rng)
 
     pool_sizes = np.bincount(test_labels, minlength=train_counts.shape[1])
     if test == "match":
@@ -417,6 +418,12 @@ def flatten(parts: list[np.ndarray]) -> Csr:
     sizes = np.array([len(part) for part in parts])
     samples = np.concatenate(parts, dtype=np.int32, casting="same_kind")
     return samples, _offsets(sizes)
+
+
+def _first(csr: Csr, clients: int) -> Csr:
+    """Return the samples of the first clients alone."""
+    index, offsets = csr
+    return index[: offsets[clients]], offsets[: clients + 1]
 
 
 def class_counts(csr: Csr, labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -448,12 +455,10 @@ def matched_counts(held: np.ndarray, pool_sizes: np.ndarray) -> np.ndarray:
     return np.minimum(wanted, pool_sizes)
 
 
-def equal_shares(samples: int, *, shares: int, clients: int, rng: np.random.Generator) -> Csr:
-    """Cut samples at random into equal shares (within one), and give one to each client."""
-    owner = rng.permutation(samples) % shares
-    offsets = _offsets(np.bincount(owner, minlength=shares)[:clients])
-    by_owner = stable_order(owner)
-    return by_owner[: offsets[-1]], offsets
+def equal_shares(samples: int, *, clients: int, rng: np.random.Generator) -> Csr:
+    """Cut samples at random into equal shares (within one), one for each client."""
+    owner = rng.permutation(samples) % clients
+    return stable_order(owner), _offsets(np.bincount(owner, minlength=clients))
 
 
 def draw_test(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Csr:

@@ -33,6 +33,8 @@ class Task:
     num_classes: int
     rng: np.random.Generator
     groups: np.ndarray | None = None
+    clients_key: str = "model.clients"
+    """The setting that says how many clients there are, for errors."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -86,7 +88,17 @@ class Partitioner(Recorded, ABC):
         """
 
     def shares(self, clients: int) -> int:
-        """Return how many equal shares the samples are cut into; some may belong to no client."""
+        """Return for how many clients samples are dealt: those of the run, and missing ones.
+
+        A run calls `split` for so many. Its clients get what the first of them have, and the
+        samples of the others are not used.
+
+        Args:
+            clients: The clients of the run.
+
+        Raises:
+            UserError: The scheme deals to fewer clients.
+        """
         return clients
 
     def __repr__(self) -> str:
@@ -94,27 +106,66 @@ class Partitioner(Recorded, ABC):
 
         It is a part of a partition's meta data: equal texts mean equal draws.
         """
+        # `parts`, which all schemes have, comes behind what is the scheme's own.
+        values = {name: value for name, value in vars(self).items() if name != "given"}
+        if "parts" in values:
+            values["parts"] = values.pop("parts")
+
         arguments = []
-        for name, value in vars(self).items():
+        for name, value in values.items():
             is_default = getattr(type(self), name, None) == value
-            if name != "given" and not is_default:
+            if not is_default:
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-class _Dealer(Partitioner):
+@dataclass(frozen=True, repr=False)
+class _Scheme(Partitioner):
+    """A scheme of this module: it deals samples to all clients that `parts` asks for."""
+
+    _: KW_ONLY
+    parts: int | None = None
+    """Deal as if there were this many clients, and leave the samples of the missing ones unused: of
+    20 parts, 4 clients have what the first 4 of 20 clients have, test samples included. By default
+    the number of clients."""
+
+    @override
+    def shares(self, clients: int) -> int:
+        if self.parts is None:
+            return clients
+        if self.parts < clients:
+            raise UserError(
+                key=f"{KEY}.parts",
+                found=f"{self.parts} parts for {clients} clients",
+                fix=f"give {clients} or more",
+            )
+        return self.parts
+
+    @override
+    def split(self, labels: np.ndarray, *, clients: int, **given: Any) -> list[np.ndarray]:
+        shares = self.shares(clients)
+        clients_key = "model.clients" if self.parts is None else f"{KEY}.parts"
+        task = Task(labels, clients=shares, clients_key=clients_key, **given)
+        return self._parts(task)[:clients]
+
+    @abstractmethod
+    def _parts(self, task: Task) -> list[np.ndarray]:
+        """Return the ascending sample indices of each of the task's clients."""
+
+
+@dataclass(frozen=True, repr=False)
+class _Dealer(_Scheme):
     """A scheme that gives each sample to at most one client."""
 
     @override
-    def split(self, labels: np.ndarray, **given: Any) -> list[np.ndarray]:
-        task = Task(labels, **given)
+    def _parts(self, task: Task) -> list[np.ndarray]:
         if task.clients > len(task):
             raise UserError(
-                key="data.partition",
+                key="data.partition" if self.parts is None else task.clients_key,
                 found=(
                     f"{task.clients} clients need a sample each, the training set has {len(task)}"
                 ),
-                fix="lower the number of clients (model.clients)",
+                fix=f"lower the number of clients ({task.clients_key})",
             )
 
         owner = self._owners(task)
@@ -128,81 +179,44 @@ class _Dealer(Partitioner):
         """Return the client that gets each sample, (N,); -1 for none."""
 
 
-class _Shares(_Dealer):
-    """Deals equal shares, one to each client. Shares beyond the number of clients are not used."""
-
-    parts: int | None
-
-    @override
-    def shares(self, clients: int) -> int:
-        return clients if self.parts is None else self.parts
+@dataclass(frozen=True, repr=False)
+class Iid(_Dealer):
+    """Every client gets the same number of samples (within one), drawn at random."""
 
     @override
     def _owners(self, task: Task) -> np.ndarray:
-        parts = self.shares(task.clients)
-        samples = len(task)
-        if not task.clients <= parts <= samples:
-            raise UserError(
-                key=f"{KEY}.parts",
-                found=f"{parts} parts for {task.clients} clients and {samples} samples",
-                fix=f"give {task.clients} to {samples}",
-            )
-
-        share = self._share(task, parts)
-        return np.where(share < task.clients, share, -1)
-
-    @abstractmethod
-    def _share(self, task: Task, shares: int) -> np.ndarray:
-        """Return the share that each sample is in, (N,)."""
+        return task.rng.permutation(len(task)) % task.clients
 
 
 @dataclass(frozen=True, repr=False)
-class Iid(_Shares):
-    """Every client gets the same number of samples (within one), drawn at random."""
-
-    _: KW_ONLY
-    parts: int | None = None
-    """Deal as if there were this many clients, and leave the samples of the missing ones unused:
-    with 20, each client gets a twentieth of the samples. By default the number of clients."""
-
-    @override
-    def _share(self, task: Task, shares: int) -> np.ndarray:
-        return task.rng.permutation(len(task)) % shares
-
-
-@dataclass(frozen=True, repr=False)
-class Shards(_Shares):
+class Shards(_Dealer):
     """The samples, sorted by class, are cut into equal shards; each client gets a few at random."""
 
     needs_classes = True
 
     per_client: int
     """Shards of a client; it rarely sees more classes than this."""
-    _: KW_ONLY
-    parts: int | None = None
-    """Cut shards as if there were this many clients, and leave those of the missing ones unused. By
-    default the number of clients."""
 
     def __post_init__(self) -> None:
         _check_at_least_one("per_client", self.per_client)
 
     @override
-    def _share(self, task: Task, shares: int) -> np.ndarray:
-        num_shards = shares * self.per_client
+    def _owners(self, task: Task) -> np.ndarray:
+        num_shards = task.clients * self.per_client
         if num_shards > len(task):
             raise UserError(
                 key=f"{KEY}.per_client",
-                found=f"{shares} clients x {self.per_client} shards, but {len(task)} samples",
+                found=f"{task.clients} clients x {self.per_client} shards, but {len(task)} samples",
                 fix="lower it",
             )
 
         shard_at = np.arange(len(task)) * num_shards // len(task)
-        share_of_shard = task.rng.permutation(num_shards) // self.per_client
+        owner_of_shard = task.rng.permutation(num_shards) // self.per_client
 
         sorted_by_class = np.concatenate(task.shuffled_classes())
-        share = np.empty(len(task), dtype=np.int64)
-        share[sorted_by_class] = share_of_shard[shard_at]
-        return share
+        owner = np.empty(len(task), dtype=np.int64)
+        owner[sorted_by_class] = owner_of_shard[shard_at]
+        return owner
 
 
 @dataclass(frozen=True, repr=False)
@@ -307,7 +321,7 @@ class Natural(_Dealer):
                 found=(
                     f"{task.clients} clients, but the training set has only {len(names)} owners"
                 ),
-                fix="lower the number of clients (model.clients)",
+                fix=f"lower the number of clients ({task.clients_key})",
             )
 
         client_of_owner = np.arange(len(names))
@@ -317,7 +331,7 @@ class Natural(_Dealer):
 
 
 @dataclass(frozen=True, repr=False)
-class Diversity(Partitioner):
+class Diversity(_Scheme):
     """Each client draws some classes, then samples of them; clients may share samples (FedBCD)."""
 
     needs_classes = True
@@ -332,8 +346,7 @@ class Diversity(Partitioner):
         _check_at_least_one("samples", self.samples)
 
     @override
-    def split(self, labels: np.ndarray, **given: Any) -> list[np.ndarray]:
-        task = Task(labels, **given)
+    def _parts(self, task: Task) -> list[np.ndarray]:
         pools = [pool for pool in task.shuffled_classes() if len(pool)]
         self._check_fits(pools)
 
@@ -489,7 +502,7 @@ def _heterofl(task: Task, per_client: int) -> np.ndarray:
                 f"of {fewest} samples or more"
             ),
             fix=(
-                "make the shards a multiple of the classes (model.clients), "
+                f"make the shards a multiple of the classes ({task.clients_key}), "
                 "or set strict_paper: false"
             ),
         )

@@ -22,10 +22,16 @@ def label_sets(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 
 
 def split(
-    scheme: Partitioner, labels: np.ndarray, clients: int, *, num_classes: int, seed: int = 0
+    scheme: Partitioner,
+    labels: np.ndarray,
+    clients: int,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> Parts:
     rng = np.random.default_rng(seed)
-    return scheme.split(labels, clients=clients, num_classes=num_classes, rng=rng)
+    return scheme.split(labels, clients=clients, num_classes=num_classes, rng=rng, groups=groups)
 
 
 def split_or_refuse(

@@ -58,6 +58,7 @@ def draw(
     seed: int = 0,
     test: PersonalTest = "match",
     train_fraction: float = 0.8,
+    validation: float = 0.0,
     train: Samples = TRAIN,
     test_samples: Samples = TEST,
 ) -> Partition:
@@ -68,6 +69,7 @@ def draw(
         seed=seed,
         test=test,
         train_fraction=train_fraction,
+        validation=validation,
         train=train,
         test_samples=test_samples,
     )
@@ -135,6 +137,43 @@ def test_a_client_of_twenty_shares_is_tested_on_a_twentieth(scheme: Partitioner)
     assert set(np.diff(partition.test_offsets)) == {10}
     assert len(np.unique(partition.test_index)) == 80
     assert partition.meta["scheme"] == repr(scheme)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+@pytest.mark.parametrize("test", MODES)
+def test_four_of_twenty_clients_have_what_they_have_among_twenty(
+    test: PersonalTest, validation: float
+) -> None:
+    twenty = draw(Dirichlet(0.3), test=test, validation=validation)
+    four = draw(Dirichlet(0.3, parts=20), clients=4, test=test, validation=validation)
+    assert four.clients == 4
+    assert four.has_validation == bool(validation)
+    np.testing.assert_array_equal(four.train_counts, twenty.train_counts[:4])
+    np.testing.assert_array_equal(four.test_counts, twenty.test_counts[:4])
+    for client in range(4):
+        np.testing.assert_array_equal(four.train(client), twenty.train(client))
+        np.testing.assert_array_equal(four.test(client), twenty.test(client))
+        if validation:
+            np.testing.assert_array_equal(four.validation(client), twenty.validation(client))
+
+
+class EveryTenth(Partitioner):
+    """A user's own scheme, which deals to ten clients even if some of them are missing."""
+
+    @override
+    def split(self, labels: np.ndarray, *, clients: int, **_: Any) -> list[np.ndarray]:
+        return [np.arange(client, len(labels), clients) for client in range(clients)]
+
+    @override
+    def shares(self, clients: int) -> int:
+        return 10
+
+
+def test_a_scheme_of_a_user_can_leave_clients_out_too() -> None:
+    partition = draw(EveryTenth(), clients=3)
+    assert partition.clients == 3
+    for client in range(3):
+        np.testing.assert_array_equal(partition.train(client), np.arange(client, 1000, 10))
 
 
 def test_a_split_test_set_comes_from_the_client_itself() -> None:

@@ -1,12 +1,14 @@
 """The rules of the schemes on random labels; impossible settings are refused with their key."""
 
 from collections.abc import Callable
+from inspect import isabstract, isclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightfed.data.partition import schemes
 from lightfed.data.partition.schemes import (
     Classes,
     Dirichlet,
@@ -77,6 +79,35 @@ def test_parts_of_missing_clients(
             assert len(existing) == clients
             for samples, expected in zip(existing, everyone[:clients], strict=True):
                 assert np.array_equal(samples, expected)
+
+
+def test_every_scheme_deals_to_the_first_of_twenty_clients_what_they_have_among_twenty() -> None:
+    owners = np.arange(len(BALANCED)) % 30
+    dealt_schemes = set()
+    for scheme, scheme_of_all in (
+        (Iid(parts=20), Iid()),
+        (Quantity(0.5, min_size=3, parts=20), Quantity(0.5, min_size=3)),
+        (Shards(2, parts=20), Shards(2)),
+        (Dirichlet(0.1, parts=20), Dirichlet(0.1)),
+        (Dirichlet(0.3, balance=True, parts=20), Dirichlet(0.3, balance=True)),
+        (DirichletClient(0.3, parts=20), DirichletClient(0.3)),
+        (Classes(2, parts=20), Classes(2)),
+        (Classes(2, strict_paper=True, parts=20), Classes(2, strict_paper=True)),
+        (Diversity(3, 100, parts=20), Diversity(3, 100)),
+        (Natural(parts=20), Natural()),
+    ):
+        everyone = split(scheme_of_all, BALANCED, 20, num_classes=10, groups=owners)
+        four = split(scheme, BALANCED, 4, num_classes=10, groups=owners)
+        assert [part.tolist() for part in four] == [part.tolist() for part in everyone[:4]]
+        assert repr(scheme).endswith("parts=20)")
+        dealt_schemes.add(type(scheme))
+
+    shipped = {kind for kind in map(schemes.__dict__.get, schemes.__dict__) if is_scheme(kind)}
+    assert dealt_schemes == shipped
+
+
+def is_scheme(kind: object) -> bool:
+    return isclass(kind) and issubclass(kind, Partitioner) and not isabstract(kind)
 
 
 @settings(max_examples=40)
@@ -246,6 +277,9 @@ def test_a_bad_argument_is_named(key: str, make: Callable[[], object]) -> None:
         (Iid(parts=2000), 8, "partition.init_args.parts"),
         (Shards(500), 4, "partition.init_args.per_client"),
         (Shards(300, parts=6), 2, "partition.init_args.per_client"),
+        (Dirichlet(0.5, parts=3), 4, "partition.init_args.parts"),
+        (Diversity(2, 100, parts=3), 4, "partition.init_args.parts"),
+        (DirichletClient(0.5, parts=2000), 4, "partition.init_args.parts"),
         (Classes(2), 3, "partition.init_args.per_client"),
         (Classes(11), 3, "partition.init_args.per_client"),
         (Classes(2), 750, "partition.init_args.per_client"),
