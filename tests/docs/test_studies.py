@@ -35,7 +35,7 @@ def test_a_page_is_of_the_study_as_it_is(name: str) -> None:
 
 def test_the_readme_has_the_table_of_its_study() -> None:
     """Its stamp and its rows are those of the study's page."""
-    page, readme = PAGES["quickstart"].read_text(), (TOP / "README.md").read_text()
+    page, readme = PAGES["showcase"].read_text(), (TOP / "README.md").read_text()
     head, *_ = page.splitlines()
     table = re.search(r"(^\|.*\n)+", page, re.MULTILINE)
     assert table is not None
