@@ -8,8 +8,9 @@ Fine-Tuning. 2026. https://arxiv.org/abs/2603.08014
     A[i] = sqrt(S_i / s) V_i^T,   D[:, i] = sqrt(S_i s) U_i,                 i < min(R, q)
     W <- W + sum_{R <= i < q} S_i U_i V_i^T,   for all clients
 
-Both factors of a client get the same share sqrt(S_i) of a component. Components beyond q are
-dropped.
+These are the equations as a library that cites the paper has them (FedLLM-Factory), but for the
+scale s. Both factors of a client get the same share sqrt(S_i) of a component. Components beyond q
+are dropped.
 
 Deviations: clients can have unlike ranks and scales; s = sum_k p_k s_k. A client of lower rank
 starts from the new W and its own ranks. It lacks the others. Ranks without a component get D = 0

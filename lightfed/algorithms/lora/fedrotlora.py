@@ -8,8 +8,8 @@ https://arxiv.org/abs/2602.23638
     Q = the rotation nearest to (1 - lambda) I + lambda Q*
     A, D <- means of the clients' factors
 
-A and B are what a client received in this round. In round 0 they are the common start, and nothing
-is turned.
+These are the equations as a library that cites the paper has them (FedLLM-Factory). A and B are
+what a client received in this round. In round 0 they are the common start, and nothing is turned.
 
 Deviations: clients can have unlike ranks; each turns its own, and the means are by rank. Where the
 nearest rotation is not unique, as for a B that is still 0, a client leaves the factors of a layer

@@ -72,7 +72,8 @@ def components_of_energy(S: Tensor, energy: float) -> int:
         S: (m,) singular values, descending.
         energy: A share above 0 and at most 1.
     """
-    sums = S.square().cumsum(0)
+    # On the host, because a GPU adds cumulative sums in an order of its own.
+    sums = S.cpu().square().cumsum(0)
     if not len(sums) or sums[-1] == 0:
         return 0
     return int((sums < energy * sums[-1]).sum()) + 1
