@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import lightning.pytorch as L
 import torch
 from lightfed_kernels import Layout
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.lora.adapters import PEFT, Adapter, adapters_of
@@ -258,6 +258,10 @@ class AdapterRule(Algorithm):
             self.register_buffer("added", torch.zeros(len(self.starts), dtype=torch.int64))
             self.register_buffer("seen", self.added.repeat(fed.clients, 1))
 
+    def adapters_in(self, module: nn.Module) -> list[Adapter]:
+        """Return the adapters of a module, as `prepare_module` has left it."""
+        return adapters_of(module, self.names)
+
     def _adapters_by_group(self, fed: Fleet) -> list[list[Adapter]]:
         """Return the adapters of each group, with the layers in the order of the first group.
 
@@ -266,7 +270,7 @@ class AdapterRule(Algorithm):
         """
         adapters_of_layers = []
         for state in fed.groups:
-            adapters = adapters_of(state.module, self.names)
+            adapters = self.adapters_in(state.module)
             adapters_of_layers.append({adapter.layer: adapter for adapter in adapters})
 
         layers = adapters_of_layers[0].keys()
@@ -289,7 +293,7 @@ class AdapterRule(Algorithm):
         """
         factors = set()
         for adapter in self.adapters[0]:
-            factors |= {adapter.a, adapter.b}
+            factors |= adapter.names
 
         personal_by_rule = self.personal(fed.groups[0].module)
         personal_factors = factors & fed.personal - personal_by_rule
@@ -306,7 +310,7 @@ class AdapterRule(Algorithm):
     def _check_biases(self) -> None:
         """Refuse an adapter's bias in groups with unlike scales: it is applied times the scale."""
         for layer in range(len(self.adapters[0])):
-            bias = self.adapters[0][layer].b.removesuffix("weight") + "bias"
+            bias = self.adapters[0][layer].bias
             scales = {adapters[layer].scale for adapters in self.adapters}
             if bias in self.others and len(scales) > 1:
                 raise UserError(
@@ -355,8 +359,7 @@ class AdapterRule(Algorithm):
             self.seen[clients] = self.added
 
         fed.send(self.model, clients, tensors=self.shared, size=sizes.tolist())
-        frozen = self.frozen(t)
-        fed.train(clients, t, phases=self._phases(fed, frozen))
+        self.sessions(fed, clients, t)
         self.before_sending(fed, clients, t)
 
         # In a round without a usable update there is no error.
@@ -364,7 +367,7 @@ class AdapterRule(Algorithm):
         fed.charge(clients, up=self.bytes_up(fed, clients, t).tolist())
         usable = [client for client in clients if fed.usable(client)]
         if usable:
-            with fed.server_step(self.model, fixed=self.names_of(frozen)):
+            with fed.server_step(self.model, fixed=self.names_of(self.frozen(t))):
                 self.merge(fed, usable, t)
 
     def frozen(self, t: int) -> Factors:
@@ -373,6 +376,10 @@ class AdapterRule(Algorithm):
         Neither do a server's optimizer and its momentum move them in that round.
         """
         return ""
+
+    def sessions(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
+        """Train the clients of round t; by default in one session each."""
+        fed.train(clients, t, phases=self._phases(fed, self.frozen(t)))
 
     def bytes_down(self, fed: Fleet, clients: Sequence[int], t: int) -> Tensor:
         """Return the bytes that each client is sent in round t, (K,), besides those of the base."""

@@ -45,6 +45,16 @@ class Adapter:
     base: str
     across: bool
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the adapter's tensors."""
+        return {self.a, self.b}
+
+    @property
+    def bias(self) -> str:
+        """The name that a bias of B would have."""
+        return self.b.removesuffix("weight") + "bias"
+
     def factors(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return views (r, in) of A and (out, r) of B, from tensors by name."""
         return _matrices(tensors[self.a], tensors[self.b], self.embedding)
