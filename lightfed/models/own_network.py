@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightfed.models.client_module import NetworkClient
 
@@ -17,11 +19,17 @@ class OwnNetwork:
         class_path: The class of the network, as a dotted path.
         names: The name of each tensor in the network, by its name in the client's module.
         expected: The names that `load_state_dict` of the network takes.
+        shapes: The shapes of these tensors, by name.
     """
 
     class_path: str
     names: Mapping[str, str]
     expected: frozenset[str]
+    shapes: Mapping[str, torch.Size]
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether tensors, by the network's own names, have the network's shapes."""
+        return all(self.shapes.get(name) == tensor.shape for name, tensor in tensors.items())
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return those of the client's tensors that belong to the network, by its own names."""
@@ -63,6 +71,43 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.state_dict(keep_vars=True))
 
 
+def tested_tensors(module: nn.Module, own: OwnNetwork) -> dict[str, Tensor]:
+    """Return the tensors of a client's module as its layers read them.
+
+    A method may compute a tensor of the user's network from others, with `parametrize` of torch.
+    The result then stands for the tensor, and what it is computed from is left out. What the
+    network computes by itself, as with `weight_norm`, is left as it is.
+
+    Args:
+        module: The client's module.
+        own: Where the tensors of the user's network are in the module.
+    """
+    tensors = tensors_of(module)
+    for prefix, value in computed_tensors(module).items():
+        own_name = own.names.get(f"{prefix}original", "original")
+        if own_name.endswith("original"):
+            continue
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            del tensors[name]
+        tensors[f"{prefix}original"] = value
+    return tensors
+
+
+def computed_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that `parametrize` computes, by the prefix of what they are made of.
+
+    For the weight of `layer` the prefix is "layer.parametrizations.weight.".
+    """
+    computed = {}
+    for path, layer in module.named_modules():
+        if is_parametrized(layer):
+            parametrizations: Any = layer.parametrizations
+            for name in parametrizations:
+                prefix = f"{path}.parametrizations.{name}.".lstrip(".")
+                computed[prefix] = getattr(layer, name)
+    return computed
+
+
 class OwnNames:
     """Remembers a user's network before a method changes the client's module.
 
@@ -90,4 +135,5 @@ class OwnNames:
             left = own_names.get(id(tensor))
             if left:
                 names[name] = left.pop(0)
-        return OwnNetwork(self._class_path, names, frozenset(self._tensors))
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        return OwnNetwork(self._class_path, names, frozenset(self._tensors), shapes)

@@ -22,7 +22,7 @@ from lightfed.local.group_state import GroupState
 from lightfed.models.build import build_network, class_of, constructor_arguments
 from lightfed.models.client_module import NetworkClient
 from lightfed.models.compiled import call_uncompiled
-from lightfed.models.own_network import own_network, plain, tensors_of
+from lightfed.models.own_network import own_network, plain, tensors_of, tested_tensors
 from lightfed.models.trials import on_trial
 from lightfed.state.rows import Rows
 from lightfed.state.server_model import ServerModel
@@ -141,7 +141,7 @@ class _Exporter:
         first_group = fleet.groups[0]
         frozen = {}
         shared_ids = self._ids_of_shared(first_group.live.frozen)
-        for name, tensor in tensors_of(first_group.module).items():
+        for name, tensor in tested_tensors(first_group.module, first_group.own).items():
             if id(tensor) in shared_ids:
                 frozen[name] = tensor
         self._base = first_group.own.rename(frozen)
@@ -207,7 +207,7 @@ class _Exporter:
         with rows.bound(client) as module:
             shared_ids = self._ids_of_shared(rows.live.frozen)
             tensors = {}
-            for tensor_name, tensor in tensors_of(module).items():
+            for tensor_name, tensor in tested_tensors(module, state.own).items():
                 if id(tensor) not in shared_ids:
                     tensors[tensor_name] = tensor
 
@@ -231,6 +231,10 @@ class _Exporter:
             if self._agrees(state, own_tensors, module):
                 self._save(name, own_tensors)
                 return entry
+
+            if not state.own.fits(own_tensors):
+                entry.pop("constructor", None)
+                entry.pop("arguments", None)
 
             all_tensors = {plain(tensor_name): tensor for tensor_name, tensor in tensors.items()}
             if len(own_tensors) == len(all_tensors):
@@ -366,7 +370,8 @@ class _Exporter:
     ) -> bool:
         """Return whether the user's network gives the outputs of the tested module.
 
-        Samples of named columns are not compared: no method changes networks that take them.
+        Samples of named columns are not compared, but only names and shapes: what methods change in
+        networks that take them shows there.
 
         Args:
             state: The group of the network.
@@ -376,7 +381,8 @@ class _Exporter:
         fleet = self._fleet
         position = fleet.groups.index(state)
         if fleet.data.task == "columns":
-            return own_tensors.keys() | self._base.keys() >= state.own.expected
+            complete = own_tensors.keys() | self._base.keys() >= state.own.expected
+            return complete and state.own.fits(own_tensors)
 
         if position not in self._untouched_networks:
             network = state.group.build(fleet.data, position=position, seed=fleet.seed)

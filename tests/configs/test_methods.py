@@ -19,7 +19,7 @@ SIBLINGS = {
         "flexifed/digits-vgg": "BasicCommon ClusteredCommon ClusteredFL",
         "lora/chars": (
             "ZeroPadded HetLoRA FLoRA FedExLoRA FFALoRA FedSALoRA FlexLoRA RoLoRA FedSVD LoRAFAIR "
-            "FedRotLoRA FedMomentum"
+            "FedRotLoRA FedMomentum FedDPA FedSB RAVAN"
         ),
     }.items()
     for name in names.split()

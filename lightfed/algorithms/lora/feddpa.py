@@ -131,6 +131,10 @@ class FedDPA(RankMean):
     no_kept_optimizer = "clients train two adapters"
     no_memory = "clients train two adapters, and both would enter one memory"
     holds = "the server's adapters and its own, mixed"
+    deployed_with = (
+        "the factors of both adapters stand side by side: build the network with twice the rank "
+        "and the same alpha / rank"
+    )
 
     def __init__(self, local_weight: Part = 0.5, **rule: Any) -> None:
         """Set the mixture.

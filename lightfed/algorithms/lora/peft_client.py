@@ -14,6 +14,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from lightfed.algorithms.lora.plain_peft import save_adapters
 from lightfed.models.client_module import LOG_PERPLEXITY, NetworkClient
 from lightfed.utils.errors import UserError, reason
 from lightfed.utils.rng import seeded
@@ -134,7 +135,7 @@ class PeftClient(NetworkClient):
         Beside adapters, `base/config.json` is the configuration of the model below them.
         """
         net: Any = self.net
-        net.save_pretrained(folder)
+        save_adapters(net, folder)
         if hasattr(net, "get_base_model"):
             base = net.get_base_model()
             # transformers adds the class when it writes a whole model, and finds it by that.

@@ -17,6 +17,7 @@ from lightfed.algorithms.fedbcd.cloudfedavg import CloudFedAvg
 from lightfed.algorithms.feddyn import FedDyn
 from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedprox import FedProx
+from lightfed.algorithms.lora.feddpa import FedDPA
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
 from lightfed.algorithms.lora.fedmomentum import FedMomentum
 from lightfed.algorithms.lora.fedrotlora import FedRotLoRA
@@ -25,6 +26,7 @@ from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
 from lightfed.algorithms.lora.hetlora import HetLoRA
 from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.ravan import RAVAN
 from lightfed.algorithms.moon import MOON, Contrast
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.peers.dpsgd import DPSGD
@@ -169,6 +171,7 @@ MOVING: dict[str, tuple[Any, Any]] = {
     "dispfl": (lambda: DisPFL(Ring(), rounds=3), mlp),
     "my1": (lambda: My1(Ring(), rounds=3), mlp),
     "my2": (lambda: My2(Ring(), rounds=3), mlp),
+    "feddpa": (partial(FedDPA, adapters=NAMES), adapted),
     "fedexlora": (partial(FedExLoRA, adapters=NAMES), adapted),
     "fedmomentum": (partial(FedMomentum, adapters=NAMES), adapted),
     "fedrotlora": (partial(FedRotLoRA, adapters=NAMES), adapted),
@@ -176,6 +179,7 @@ MOVING: dict[str, tuple[Any, Any]] = {
     "flexlora": (partial(FlexLoRA, adapters=NAMES), adapted),
     "flora": (partial(FLoRA, adapters=NAMES), adapted),
     "hetlora": (partial(HetLoRA, gamma=0.5, adapters=NAMES), adapted),
+    "ravan": (partial(RAVAN, adapters=NAMES), adapted),
     "fedrolex": (partial(FedRolex, mask=False), mlp),
 }
 

@@ -75,6 +75,7 @@ def trained(case: Case) -> Ledger:
         "apfl", "depthfl", "fedbuff", "fedrolex_random", "fjord", "pfedme", "ditto", "feddyn",
         "fednova", "moon", "fedexlora", "fedsalora", "ffalora", "flexlora", "flora", "rankmean",
         "rolora", "fedsvd", "fedrotlora", "lorafair",
+        "feddpa", "fedsb", "ravan",
     ],
 )  # fmt: skip
 def test_bytes_are_those_of_a_run(name: str) -> None:

@@ -32,10 +32,12 @@ from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.flexifed.strategies import ClusteredCommon, MaxCommon
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.lora.feddpa import FedDPA
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
 from lightfed.algorithms.lora.fedmomentum import FedMomentum
 from lightfed.algorithms.lora.fedrotlora import FedRotLoRA
 from lightfed.algorithms.lora.fedsalora import FedSALoRA
+from lightfed.algorithms.lora.fedsb import FedSB
 from lightfed.algorithms.lora.fedsvd import FedSVD
 from lightfed.algorithms.lora.ffalora import FFALoRA
 from lightfed.algorithms.lora.flexlora import FlexLoRA
@@ -43,6 +45,7 @@ from lightfed.algorithms.lora.flora import FLoRA
 from lightfed.algorithms.lora.hetlora import HetLoRA
 from lightfed.algorithms.lora.lorafair import LoRAFAIR
 from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.ravan import RAVAN
 from lightfed.algorithms.lora.rolora import RoLoRA
 from lightfed.algorithms.lora.zeropadded import ZeroPadded
 from lightfed.algorithms.moon import MOON, Contrast
@@ -317,6 +320,10 @@ CASES = {
     ),
     "fedproto": Case(FedProto, _mlp, federation={"fraction": 0.6}),
     "fedtgp": Case(partial(FedTGP, epochs=3), _mlp, federation={"fraction": 0.6}),
+    "feddpa": Case(partial(FedDPA, 0.3, **_adapters), AdapterNet, "abc", data=joined),
+    "feddpa_host": Case(
+        partial(FedDPA, **_adapters), adapted, "ab", clients=12, federation={"store": "host"}
+    ),
     "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
     "fedmomentum": Case(partial(FedMomentum, **_adapters), AdapterNet, "abc", data=joined),
     "fedrotlora": Case(
@@ -325,6 +332,9 @@ CASES = {
     ),
     "fedsalora": Case(partial(FedSALoRA, **_adapters), AdapterNet, "abc", data=joined),
     "fedsvd": Case(partial(FedSVD, 2, **_adapters), AdapterNet, "abc", data=joined),
+    "fedsb": Case(
+        partial(FedSB, **_adapters), AdapterNet, "abc", data=joined, federation={"store": "host"}
+    ),
     "ffalora": Case(partial(FFALoRA, **_adapters), AdapterNet, "abc", data=joined),
     "flexlora": Case(partial(FlexLoRA, **_adapters), AdapterNet, "abc", data=joined),
     "flexlora_energy": Case(
@@ -337,6 +347,10 @@ CASES = {
     "lorafair": Case(partial(LoRAFAIR, **_adapters), AdapterNet, "abc", data=joined),
     "lorafair_cosine": Case(
         partial(LoRAFAIR, "cosine", steps=20, **_adapters), AdapterNet, "abc", data=joined
+    ),
+    "ravan": Case(
+        partial(RAVAN, 2, **_adapters), AdapterNet, "ab", data=joined,
+        federation={"server_optimizer": partial(SGD, lr=0.7, momentum=0.9)},
     ),
     "rankmean": Case(
         partial(RankMean, **_adapters), AdapterNet, "abc", data=joined,

@@ -132,6 +132,7 @@ METHODS: dict[str, Case] = {
     "FedMomentum": adapted(partial(lf.FedMomentum, energy=1 - 1e-12)),
     "FedRotLoRA": adapted(lf.FedRotLoRA),
     "FedSVD": adapted(lf.FedSVD),
+    "FedSB": adapted(lf.FedSB),
     "FFALoRA": adapted(lf.FFALoRA),
     "FjORD": Case(
         partial(lf.FjORD, [0.5, 1.0]),
@@ -149,6 +150,7 @@ METHODS: dict[str, Case] = {
     "QFFL": Case(partial(lf.QFFL, 0.0, 10.0)),
     "RankMean": adapted(lf.RankMean),
     "RoLoRA": adapted(lf.RoLoRA),
+    "RAVAN": adapted(lf.RAVAN),
     "SCAFFOLD": Case(lf.SCAFFOLD),
     "ZeroPadded": adapted(lf.ZeroPadded),
 }  # fmt: skip
@@ -169,6 +171,7 @@ OTHERS = {
     "FedBCD": "the server takes a step of its own from differences of blocks",
     "FedBCDI": "the server takes a step of its own from differences of blocks",
     "FedBN": _PERSONAL,
+    "FedDPA": _PERSONAL,
     "FedDyn": "the server adds the mean of all memories",
     "FedGH": _PERSONAL,
     "FedKD": _PERSONAL,
