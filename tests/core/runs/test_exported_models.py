@@ -16,6 +16,7 @@ from lightfed.federation import Federation
 from lightfed.models.build import build_network
 from lightfed.networks.layers import Scaler
 from lightfed.testing.digest import fit
+from tests.algorithms.lora.low_rank import Adapted
 from tests.promises.conformance.cases import CASES, CLIENTS
 from tests.tiers import by_default
 
@@ -23,7 +24,7 @@ from tests.tiers import by_default
 # it, parts of it, mixtures, prototypes, adapters, several servers.
 DEFAULT = (
     "heterofl", "fedrolex", "fedavg", "moon", "fedper", "fml", "fedapen", "fedproto", "fjord",
-    "fedgh", "flora", "fedbcd", "apfl", "fedavg_drop_statistics",
+    "fedgh", "flora", "fedbcd", "apfl", "fedavg_drop_statistics", "feddpa",
 )  # fmt: skip
 Classifier = Callable[[Tensor], Tensor]
 
@@ -167,10 +168,22 @@ def batch_norms(run: Exported, name: str) -> Classifier:
     return network
 
 
+def two_adapters(run: Exported, name: str) -> Classifier:
+    """As the note of FedDPA says."""
+    group, data = run.federation.groups[run.group(name)], run.federation.fleet.data
+    network = build_network(group.model, data, rate=2 * group.width, key="model").eval()
+    for layer, of_one_adapter in zip(network.modules(), run.own(name).modules(), strict=True):
+        if isinstance(layer, Adapted):
+            layer.scaling = of_one_adapter.scaling
+    network.load_state_dict(run.tensors(name))
+    return network
+
+
 # What to do by a file's note; of all other methods the user's own network is the tested one.
 BY_NOTE: dict[str, Callable[[Exported, str], Classifier]] = {
     "HeteroFL": heterofl, "FedRolex": heterofl, "FedProto": prototypes, "FedTGP": prototypes,
     "FjORD": nested, "FedAvg": batch_norms,
+    "FedDPA": two_adapters,
     "APFL": composite, "FedAPEN": composite, "FedMRL": composite, "PFedMoE": composite,
 }  # fmt: skip
 
