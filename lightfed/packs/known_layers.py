@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning.pytorch as L
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList, type_before_parametrizations
 
 from lightfed.models.client_module import ClientModule
 from lightfed.models.image_format import channels_first
@@ -18,6 +19,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
     nn.ModuleDict,  # these two are never called: peft keeps its adapters in them
     nn.ParameterDict,
+    ParametrizationList,  # calls its parts, of which each has to be known
     nn.Identity,
     nn.Flatten,
     nn.Linear,
@@ -74,7 +76,7 @@ def unknown_layer(network: nn.Module) -> str:
     """Return which layer of the network is not known, and why; empty if all are known."""
     peft_layers = _imported_layers_of_peft()
     for name, layer in network.named_modules():
-        kind = type(layer)
+        kind = type_before_parametrizations(layer)
 
         if layer._compiled_call_impl is not None:
             return f"{name or 'the network'} is compiled"

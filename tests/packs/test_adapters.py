@@ -1,5 +1,6 @@
 """Clients with low-rank adapters on a frozen base, trained side by side."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,13 @@ from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.lora.adapter_rule import AdapterRule
+from lightfed.algorithms.lora.feddpa import FedDPA
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
+from lightfed.algorithms.lora.fedsb import FedSB
 from lightfed.algorithms.lora.fedsvd import FedSVD
 from lightfed.algorithms.lora.ffalora import FFALoRA
 from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.ravan import RAVAN
 from lightfed.algorithms.lora.rolora import RoLoRA
 from lightfed.api.fleet import Fleet
 from lightfed.local.client_group import ClientGroup
@@ -50,7 +54,7 @@ def network(rank: int) -> nn.Module:
     return nn.Sequential(LoRALinear(4, 8, rank), nn.Tanh(), LoRALinear(8, 3, rank))
 
 
-def federation(rule: type[AdapterRule], side_by_side: Any) -> Fleet:
+def federation(rule: Callable[..., AdapterRule], side_by_side: Any) -> Fleet:
     """Return clients of several ranks, with batches of unlike sizes."""
     groups = []
     for rank in RANKS:
@@ -66,11 +70,17 @@ def federation(rule: type[AdapterRule], side_by_side: Any) -> Fleet:
     )
 
 
-@pytest.mark.parametrize("rule", [RankMean, FedExLoRA, FFALoRA, RoLoRA, FedSVD])
-def test_clients_of_unlike_ranks_train_in_packs_as_alone(rule: type[AdapterRule]) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RankMean, FedExLoRA, FFALoRA, RoLoRA, FedSVD, FedDPA, FedSB, partial(RAVAN, head_rank=1),
+    ],
+)  # fmt: skip
+def test_clients_of_unlike_ranks_train_in_packs_as_alone(rule: Callable[..., AdapterRule]) -> None:
     """FedExLoRA adds to the base after every round, and FFALoRA has one factor in the base.
 
     RoLoRA trains one factor at a time; FedSVD has a factor in the rows that no session trains.
+    FedDPA, FedSB and RAVAN put modules of their own before the factors.
     """
     packed = federation(rule, "auto")
     alone = federation(rule, "off")

@@ -191,7 +191,7 @@ UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "a package's network, inherited": (lambda: type("Mine", (MLP,), {})(3, (4,)), "is a Mine"),
     "a hook": (changed(lambda net: net[0].register_forward_hook(print)), "has hooks"),
     "a hook on a gradient": (changed(lambda net: net[0].weight.register_hook(print)), "has hooks"),
-    "a parametrisation": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3))), "Parametrized"),
+    "a parametrisation": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3))), "_WeightNorm"),
     "DoRA": (adapted(use_dora=True), "variant"),
     "merged adapters": (lambda: merged(adapted()()), "merged adapters"),
     "tied layers": (changed(lambda net: setattr(net[1], "weight", net[0].weight)), "share"),

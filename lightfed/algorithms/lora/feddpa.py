@@ -45,6 +45,8 @@ class OwnA(nn.Module):
         own: A', in the form of A.
     """
 
+    packs = True
+
     def __init__(self, A: Tensor, ranks_at: int) -> None:
         super().__init__()
         self.own = nn.Parameter(A.detach().clone())
@@ -65,6 +67,7 @@ class OwnB(nn.Module):
     """
 
     mixture: Tensor
+    packs = True
 
     def __init__(
         self, B: Tensor, ranks_at: int, adapter: "TwoAdapters", local_weight: float

@@ -28,6 +28,7 @@ class SquareCore(Core):
     """K = C, (r, r)."""
 
     main = "C"
+    packs = True
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__(adapter)

@@ -38,6 +38,7 @@ class Heads(Core):
     """
 
     main = "H"
+    packs = True
 
     def __init__(self, adapter: Adapter, head_rank: int) -> None:
         super().__init__(adapter)

@@ -322,7 +322,8 @@ CASES = {
     "fedtgp": Case(partial(FedTGP, epochs=3), _mlp, federation={"fraction": 0.6}),
     "feddpa": Case(partial(FedDPA, 0.3, **_adapters), AdapterNet, "abc", data=joined),
     "feddpa_host": Case(
-        partial(FedDPA, **_adapters), adapted, "ab", clients=12, federation={"store": "host"}
+        partial(FedDPA, **_adapters), adapted, "ab", clients=12,
+        federation={"store": "host", "fraction": 1.0},
     ),
     "fedexlora": Case(partial(FedExLoRA, **_adapters), AdapterNet, "abc", data=joined),
     "fedmomentum": Case(partial(FedMomentum, **_adapters), AdapterNet, "abc", data=joined),
@@ -334,6 +335,9 @@ CASES = {
     "fedsvd": Case(partial(FedSVD, 2, **_adapters), AdapterNet, "abc", data=joined),
     "fedsb": Case(
         partial(FedSB, **_adapters), AdapterNet, "abc", data=joined, federation={"store": "host"}
+    ),
+    "fedsb_packed": Case(
+        partial(FedSB, **_adapters), adapted, "ab", clients=12, federation={"fraction": 1.0}
     ),
     "ffalora": Case(partial(FFALoRA, **_adapters), AdapterNet, "abc", data=joined),
     "flexlora": Case(partial(FlexLoRA, **_adapters), AdapterNet, "abc", data=joined),

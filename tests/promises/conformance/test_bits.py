@@ -86,7 +86,7 @@ def test_every_case_on_every_number_of_ranks(
         check(plan, name, digests)
 
 
-@pytest.mark.parametrize("name", ["fedavg_packed_norms", "rankmean_packed"])
+@pytest.mark.parametrize("name", ["fedavg_packed_norms", "fedsb_packed", "rankmean_packed"])
 def test_the_kit_has_statistics_and_adapters_that_auto_packs(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     federation = case.federation_of()
