@@ -21,7 +21,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.algorithms.lora.low_rank import NAMES
 from tests.algorithms.lora.test_low_rank import Net, fleet
-from tests.small import fit, random_data, run_round
+from tests.small import fit, fleet_of, random_data, run_round
 
 RULES: dict[str, Any] = {
     "feddpa": FedDPA,
@@ -96,6 +96,20 @@ def test_an_own_adapter_is_never_sent_and_waits_for_its_client() -> None:
     fed.participants = lambda t: [1]
     run_round(fed, 2)
     assert torch.equal(own(0), first)
+
+
+def test_the_first_round_leaves_an_own_adapter_as_it_is_whatever_the_optimizer() -> None:
+    """Its gradient is 0 there, but weight decay would move it."""
+    algorithm = FedDPA(adapters=NAMES)
+    group = ClientGroup(1, Net, name="g")
+    decaying = partial(SGD, lr=0.1, weight_decay=0.5)
+    fed = fleet_of([group], algorithm, random_data([9]), optimizer=decaying)
+    start = algorithm.starts[0].clone()
+    run_round(fed, 0)
+
+    tensors = fed.state(0).layout.floats.views(fed.row(0).floats)
+    assert torch.equal(tensors["net.body.parametrizations.down.0.own"], start)
+    assert not torch.equal(tensors["net.body.parametrizations.down.original"], start)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
