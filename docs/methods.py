@@ -46,7 +46,8 @@ Your clients
 - differ in architecture: one vector per class is cheapest (`FedProto`, `FedTGP`, `FedGH`, `FD`); a
   small shared network costs more and transfers more (`FML`, `FedMRL`, `PFedMoE`).
 - fine-tune a large pretrained model: adapters, with `RankMean` to begin with; for the exact mean of
-  their products `RoLoRA` and `FedSVD`, or `FLoRA` and `FedExLoRA`, which add it to the base.
+  their products `RoLoRA` and `FedSVD`, or `FLoRA` and `FedExLoRA`, which add it to the base;
+  `FedSB` for the fewest bytes; `FedDPA` for a second adapter of each client's own.
 - have one architecture and similar data: `FedAvg`; try `model.server_optimizer` first.
 - drift, because data differ and sessions are long: `SCAFFOLD` or `FedDyn`; `FedNova`, if numbers of
   steps differ.
@@ -96,12 +97,12 @@ class Adapters(nn.Module):
     def __init__(self, num_classes: int = 10, rate: float = 1.0) -> None:
         super().__init__()
         rank = int(16 * rate)
-        self.base = nn.Linear(64, 8).requires_grad_(False)
+        self.base = nn.Linear(64, 16).requires_grad_(False)
         nn.init.constant_(self.base.weight, 0.1)
         nn.init.zeros_(self.base.bias)
-        self.down, self.up = nn.Linear(64, rank, bias=False), nn.Linear(rank, 8, bias=False)
+        self.down, self.up = nn.Linear(64, rank, bias=False), nn.Linear(rank, 16, bias=False)
         nn.init.zeros_(self.up.weight)
-        self.head = nn.Linear(8, num_classes)
+        self.head = nn.Linear(16, num_classes)
         self.scaling = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +121,7 @@ UNLIKE: dict[str, Sequence[Groups]] = {
     "widths": [[(conv, 1.0), (conv, 0.4)], [(ordered, 1.0), (ordered, 0.4)]],
     "depths": [[(deep, 1.0), (deep, 0.4)]],
     "own": [[(conv, 1.0), (features, 1.0)]],
-    "ranks": [[(Adapters, 1.0), (Adapters, 0.4)]],
+    "ranks": [[(Adapters, 1.0), (Adapters, 0.5)]],
 }
 ALIKE: Sequence[Groups] = [[(network, 1.0)] for network in (conv, deep, ordered, Adapters)]
 NEEDED: dict[str, Any] = {  # arguments without a default

@@ -406,22 +406,28 @@ class AdapterRule(Algorithm):
         """Return the one part of a session that trains all but these factors; [] if it is all."""
         if not frozen:
             return []
+        return [self.phase_without(fed, self.names_of(frozen))]
 
-        left_alone = self.names_of(frozen)
+    def phase_without(self, fed: Fleet, left_alone: Collection[str]) -> Phase:
+        """Return a part of a session, as long as configured, that trains all parameters but these.
+
+        Raises:
+            UserError: The name of one of them begins with that of another parameter.
+        """
         trained = []
         for name, parameter in fed.groups[0].module.named_parameters():
             if parameter.requires_grad and name not in left_alone:
                 trained.append(name)
 
         # A phase names parameters by their prefixes.
-        for name in left_alone:
+        for name in sorted(left_alone):
             if name.startswith(tuple(trained)):
                 raise UserError(
                     "model.clients",
                     f"the name {name} begins with that of another trained parameter",
                     f"rename it: {type(self).__name__} trains one of the two at a time",
                 )
-        return [Phase(trained, epochs=fed.work.epochs, steps=fed.work.steps)]
+        return Phase(trained, epochs=fed.work.epochs, steps=fed.work.steps)
 
     def before_sending(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
         """Do what clients do between their sessions and their messages; by default nothing."""

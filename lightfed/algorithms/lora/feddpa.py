@@ -32,7 +32,6 @@ from lightfed.algorithms.lora.cores import original
 from lightfed.algorithms.lora.rankmean import RankMean
 from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
-from lightfed.local.local_work import Phase
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.utils.bounds import Part
@@ -179,18 +178,17 @@ class FedDPA(RankMean):
 
     @override
     def sessions(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
-        own: list[str] = []
-        common: list[str] = []
-        personal = self.personal(fed.groups[0].module)
+        own = self.personal(fed.groups[0].module)
+        common = set()
         for name, parameter in fed.groups[0].module.named_parameters():
-            if parameter.requires_grad:
-                (own if name in personal else common).append(name)
+            if parameter.requires_grad and name not in own:
+                common.add(name)
 
         if t > 0:
             self._part = "own"  # (A', B')
-            fed.train(clients, t, phases=[_as_configured(fed, own)])
+            fed.train(clients, t, phases=[self.phase_without(fed, common)])
         self._part = "common"  # (A, B) and the head
-        fed.train(clients, t, phases=[_as_configured(fed, common)])
+        fed.train(clients, t, phases=[self.phase_without(fed, own)])
 
     @override
     def session_start(self, s: SessionContext) -> None:
@@ -243,8 +241,3 @@ class FedDPA(RankMean):
             return row.repeated(1)
 
         return Rows(state.live, range(1), read, shared=True)
-
-
-def _as_configured(fed: Fleet, names: Sequence[str]) -> Phase:
-    """Return a session of the configured length that trains these parameters."""
-    return Phase(names, epochs=fed.work.epochs, steps=fed.work.steps)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
+from typing_extensions import override
 
 import lightfed as lf
 from lightfed.algorithms.lora.cores import orthonormal
@@ -20,7 +21,7 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.utils.errors import UserError
 from tests.algorithms.lora.low_rank import NAMES
 from tests.algorithms.lora.test_low_rank import Net, fleet
-from tests.small import fit, random_data, run_round
+from tests.small import fit, fleet_of, random_data, run_round
 
 RULES: dict[str, Any] = {
     "feddpa": FedDPA,
@@ -97,6 +98,20 @@ def test_an_own_adapter_is_never_sent_and_waits_for_its_client() -> None:
     assert torch.equal(own(0), first)
 
 
+def test_the_first_round_leaves_an_own_adapter_as_it_is_whatever_the_optimizer() -> None:
+    """Its gradient is 0 there, but weight decay would move it."""
+    algorithm = FedDPA(adapters=NAMES)
+    group = ClientGroup(1, Net, name="g")
+    decaying = partial(SGD, lr=0.1, weight_decay=0.5)
+    fed = fleet_of([group], algorithm, random_data([9]), optimizer=decaying)
+    start = algorithm.starts[0].clone()
+    run_round(fed, 0)
+
+    tensors = fed.state(0).layout.floats.views(fed.row(0).floats)
+    assert torch.equal(tensors["net.body.parametrizations.down.0.own"], start)
+    assert not torch.equal(tensors["net.body.parametrizations.down.original"], start)
+
+
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_a_mixture_of_one_adapter_is_that_adapter(weight: float) -> None:
     fed = fleet(Net, partial(Net, 3), rule=FedDPA, local_weight=weight)
@@ -110,6 +125,40 @@ def test_a_mixture_of_one_adapter_is_that_adapter(weight: float) -> None:
             parts = body.parametrizations
             own = body.scaling * parts.up[0].own @ parts.down[0].own
         torch.testing.assert_close(update, own if weight else D[:, :rank] @ A[:rank])
+
+
+def test_a_trained_model_is_the_mixture_too() -> None:
+    """The common adapters train alone, and a session ends with what its client would deploy."""
+    fed = fleet(Net, partial(Net, 3), rule=FedDPA, local_weight=0.25)
+    for t in range(2):
+        run_round(fed, t)
+    for client in range(2):
+        with fed.algorithm.models(fed, "trained", [client]).bound(client) as module:
+            body = module.net.body
+            update = body.up @ body.down
+            A, B = body.parametrizations.down, body.parametrizations.up
+            expected = 0.75 * B.original @ A.original + 0.25 * B[0].own @ A[0].own
+        torch.testing.assert_close(update, expected)
+        assert (B[0].own != 0).any()
+
+
+class Alike(Net):
+    """The name of a trained tensor begins that of an adapter's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bod = nn.Parameter(torch.ones(3))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.bod
+
+
+def test_names_that_a_part_of_a_session_cannot_tell_apart_are_refused() -> None:
+    fed = fleet(Alike, Alike, rule=FedDPA)
+    with pytest.raises(UserError, match=r"body\.parametrizations") as error:
+        run_round(fed, 0)
+    assert error.value.key == "model.clients"
 
 
 def test_a_global_model_is_the_servers_adapters_alone() -> None:

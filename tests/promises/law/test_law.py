@@ -96,6 +96,13 @@ ADAPTED: dict[str, tuple[Any, Any]] = {
     "embedding": (lf.FLoRA, adapted(partial(Embedded, tied=False), "embedding")),
     "conv1d": (lf.FLoRA, adapted(partial(Convolved, 1), "conv")),
     "conv2d": (lf.FedExLoRA, adapted(partial(Convolved, 2), "conv")),
+    "encoder, cores": (lf.FedSB, ENCODER),
+    "attention, cores": (lf.FedSB, adapted(Attention, "attention")),
+    "embedding, cores": (lf.FedSB, adapted(partial(Embedded, tied=False), "embedding")),
+    "embedding, heads": (
+        partial(lf.RAVAN, 1), adapted(partial(Embedded, tied=False), "embedding"),
+    ),
+    "conv2d, heads": (partial(lf.RAVAN, 1), adapted(partial(Convolved, 2), "conv")),
     "dilated, base unchanged": (lf.FlexLoRA, adapted(partial(Convolved, 1, dilation=2), "conv")),
 }  # fmt: skip
 
