@@ -100,6 +100,8 @@ class PeftClient(NetworkClient):
         """
         if rank is not None and rank < 1:
             raise UserError("rank", str(rank), "give at least 1, or null for no adapters")
+        if not isinstance(lora or {}, dict):
+            raise UserError("lora", str(lora), "give keys of peft.LoraConfig and their values")
         check_dtype(dtype, quantization, rank)
 
         try:
@@ -109,6 +111,8 @@ class PeftClient(NetworkClient):
             transformers.logging.disable_progress_bar()
             with seeded(0), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # one package warns of the other
+                # peft warns that it could not merge adapters into an int8 weight. Nobody does here.
+                warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass")
                 if isinstance(base, str):
                     net = _loaded(base, task, num_labels, dtype_to_load(dtype))
                 else:
@@ -228,8 +232,6 @@ def _adapted(net: nn.Module, task: Task, lora: dict[str, Any], **own: Any) -> nn
     """
     from peft import LoraConfig, get_peft_model
 
-    if not isinstance(lora, dict):
-        raise UserError("lora", str(lora), "give keys of peft.LoraConfig and their values")
     for key, reason_of_key in _OURS.items():
         if key in lora:
             raise UserError(f"lora.{key}", str(lora[key]), f"remove it: {reason_of_key}")
@@ -266,10 +268,11 @@ def _with_configurations(lora: dict[str, Any], config: type) -> dict[str, Any]:
 
 def _trained_layers(task: Task, lora: dict[str, Any]) -> list[str]:
     """Return the names of the layers of which peft will make a trained copy."""
-    layers = _with_names(lora).get("modules_to_save") or []
+    names = _with_names(lora).get("modules_to_save") or []
+    layers = [names] if isinstance(names, str) else list(names)
     if task == "classification":
-        layers = [*layers, "classifier", "score"]  # peft adds these two by itself
-    return list(layers)
+        layers += ["classifier", "score"]  # peft adds these two by itself
+    return layers
 
 
 def _with_names(lora: dict[str, Any]) -> dict[str, Any]:

@@ -41,11 +41,13 @@ def snippet(model: SharedModel, *, base: str | None) -> str:
     if entry.get("missing"):
         missing = ", ".join(f"`{name}`" for name in entry["missing"])
         parts.append(f"These tensors stay with the clients, and are not in the file: {missing}.")
-    if "unwritten" in entry:
+    if "unwritten" in entry and model.adapter is None:
         parts.append(
             "The frozen tensors are quantized, and in no file: the constructor has to make them as "
             "the run did."
         )
+    elif "unwritten" in entry:
+        parts.append("The run held the base quantized; this code loads it as the hub has it.")
     return "\n\n".join(parts)
 
 
