@@ -28,7 +28,7 @@ from lightfed.data.checks import loaded
 from lightfed.data.dataset import Dataset, Samples, Task
 from lightfed.data.digests import Contents
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
-from lightfed.data.partition.schemes import Partitioner
+from lightfed.data.partition.schemes import Natural, Partitioner
 from lightfed.data.partition.sorting import distinct
 from lightfed.data.tested_samples import TestedSamples, TestSplit
 from lightfed.data.torch_data import FromTorch
@@ -72,7 +72,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         *,
         batch_size: int = 32,
         eval_batch_size: int = 256,
-        personal_test: PersonalTest = "match",
+        personal_test: PersonalTest = "auto",
         train_fraction: float = 0.8,
         validation: float = 0.0,
         channels_last: bool | Literal["auto"] = "auto",
@@ -91,7 +91,9 @@ class FederatedDataModule(Recorded, LightningDataModule):
             personal_test: The test samples of a client: "match" takes test samples with its class
                 proportions, shared between clients; "random" takes an equal share of the test set,
                 regardless of the training samples; "split" holds out a part of its own training
-                samples; "labels" takes all test samples of its classes; "all" takes the whole set.
+                samples; "labels" takes all test samples of its classes; "all" takes the whole set;
+                "owner" takes the test samples of its natural owners. "auto" is "owner" for a
+                partition by owners (Natural) if every client has such samples, and else "match".
             train_fraction: The part used for training with personal_test: split.
             validation: The part of its training samples that a client keeps, class by class where
                 possible, and does not train on. Every evaluation also tests on them, in columns
@@ -261,6 +263,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
             test_samples=test,
         )
         trim_heap()  # of schemes that make an array for each client
+        self._tell_of_owners(train, test)
 
         self.train = self._resident(train, device, train=True)
         self.test = self._resident(test, device, train=False)
@@ -296,6 +299,28 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 batch_size=self.eval_batch_size,
             )
         return tested
+
+    def _tell_of_owners(self, train: Samples, test: Samples) -> None:
+        """Say, on one rank, where the owners of test samples are not those of clients."""
+        if self.trainer is not None and not self.trainer.is_global_zero:
+            return
+        partition = self.partition_
+        is_of_owners = partition.meta["test"] == "owner"
+        untested = int((np.diff(partition.test_offsets) == 0).sum())
+        if is_of_owners and untested:
+            log.warning(
+                "data.personal_test: %d of %d clients have no test samples of their owners",
+                untested,
+                partition.clients,
+            )
+
+        have_owners = train.groups is not None and test.groups is not None
+        asks_for_owners = self.personal_test == "auto" and isinstance(self.partition, Natural)
+        if asks_for_owners and have_owners and not is_of_owners:
+            log.warning(
+                "data.personal_test: not every client has test samples of its owners, so all are "
+                "tested on samples of their classes (match)"
+            )
 
     def _warn_of_clients_without_validation(self) -> None:
         """Say, on one rank, how many clients have a single sample, which they train on."""

@@ -77,7 +77,7 @@ class Samples:
         y: The class of each sample, (N,) int64; partitions depend on it. For a regression the
             targets, (N,) or (N, outputs) float32.
         groups: The natural owner of each sample (writer, speaker), (N,) int64; None if there is
-            none.
+            none. An owner has the same number in both splits.
         columns: What batches are made of instead of x and y. x is then the first column, and y is
             for partitions only, 0 where there are no classes.
     """

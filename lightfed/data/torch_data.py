@@ -52,6 +52,7 @@ class FromTorch(Dataset):
         test_transform: Callable[[Any], Any] | None = None,
         classes: Sequence[str] | None = None,
         groups: Sequence[int | str] | None = None,
+        test_groups: Sequence[int | str] | None = None,
         by: str | int | None = None,
     ) -> None:
         """Describe the data; nothing is read yet.
@@ -66,6 +67,8 @@ class FromTorch(Dataset):
             classes: The names of the classes; by default those of the training set, or its
                 numbers.
             groups: The natural owner of each training sample, for `Natural`.
+            test_groups: The owner of each test sample, so that a client is tested on those of its
+                owners.
             by: The column of whole numbers, a sample each, that partitions sort by as classes; by
                 default `labels` or `label`, if it is one. Columns of tuples are 0, 1, ...
 
@@ -73,6 +76,9 @@ class FromTorch(Dataset):
             UserError: If a data module is given with a test set, or a data set without one; or if
                 only training samples are normalized.
         """
+        if test_groups is not None and groups is None:
+            fix = "give the owners of training samples, too"
+            raise UserError(f"{KEY}.groups", "not given, but test_groups is", fix)
         is_module = isinstance(train, LightningDataModule)
         has_test = test is not None
         if is_module == has_test:
@@ -93,6 +99,7 @@ class FromTorch(Dataset):
         self._functions = Functions(train_transform, test_transform)
         self._class_names = classes
         self._owners = groups
+        self._test_owners = test_groups
         self._by = None if by is None else str(by)
         self._values_of_by: tuple[str, ...] = ()  # known when the samples are read
         self._loaders: dict[Split, Any] = {}  # of a data module, likewise
@@ -245,10 +252,24 @@ class FromTorch(Dataset):
             # All samples are read.
             self.datamodule.teardown("fit")
             self.datamodule.teardown("test")
-        if self._owners is not None:
-            _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
-            train = replace(train, groups=torch.from_numpy(groups))
-        return {"train": train, "test": test}
+        return self._with_owners(train, test)
+
+    def _with_owners(self, train: Samples, test: Samples) -> dict[Split, Samples]:
+        """Return both splits with the owners of their samples, which have one number in both."""
+        if self._owners is None:
+            return {"train": train, "test": test}
+
+        owners = np.asarray(self._owners)
+        if self._test_owners is None:
+            _, groups = np.unique(owners, return_inverse=True)
+            return {"train": replace(train, groups=torch.from_numpy(groups)), "test": test}
+
+        test_owners = np.asarray(self._test_owners)
+        _, groups = np.unique(np.concatenate([owners, test_owners]), return_inverse=True)
+        return {
+            "train": replace(train, groups=torch.from_numpy(groups[: len(owners)])),
+            "test": replace(test, groups=torch.from_numpy(groups[len(owners) :])),
+        }
 
     def _read(self, split: Split) -> Samples:
         """Read a split: pairs as x and y, and other samples as columns."""

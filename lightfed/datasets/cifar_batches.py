@@ -6,8 +6,9 @@ hold arrays, texts, numbers and lists, and cannot run code.
 """
 
 import pickle
+from gzip import GzipFile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from typing_extensions import override
@@ -16,6 +17,16 @@ _SIDE = 32  # pixels of an image
 _VALUES = 3 * _SIDE * _SIDE  # of an image
 _LABEL_NAMES = ("labels", "fine_labels")
 _CODECS = ("latin1", "latin-1", "ascii", "utf-8")
+
+
+def arrays_of(file: IO[bytes] | GzipFile) -> Any:
+    """Read a pickle of arrays, texts, numbers, tuples, lists and dictionaries.
+
+    Raises:
+        ValueError: The file names something that no array is made of.
+        pickle.UnpicklingError: The file is not a pickle.
+    """
+    return _ArrayUnpickler(file, encoding="latin1").load()
 
 
 def batch_of(path: Path) -> tuple[np.ndarray, list[int]]:
@@ -32,7 +43,7 @@ def batch_of(path: Path) -> tuple[np.ndarray, list[int]]:
         pickle.UnpicklingError: The file is not a pickle.
     """
     with path.open("rb") as file:
-        batch = _ArrayUnpickler(file, encoding="latin1").load()
+        batch = arrays_of(file)
     if not isinstance(batch, dict):
         raise ValueError(f"{path.name} holds a {type(batch).__name__}, not a batch by names")
 

@@ -22,13 +22,22 @@ from lightfed.data.dataset import (
     Transform,
     moments,
 )
-from lightfed.datasets.tables import Table, coded, column_of, open_splits, texts_of
-from lightfed.datasets.text import encode, tokenized
-from lightfed.datasets.vision import CIFAR10
+from lightfed.datasets.tables import (
+    Table,
+    coded,
+    column_of,
+    open_splits,
+    texts_of,
+    without_unknown_labels,
+)
+from lightfed.datasets.text import encode, encode_bytes, tokenized
+from lightfed.datasets.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from lightfed.utils.cache import cached
 from lightfed.utils.errors import UserError
 
 Kind = Literal["image", "text", "features"]
+Alphabet = Literal["letters", "bytes"]
+UnknownLabels = Literal["refuse", "drop"]
 
 # Names by which the column of classes is found.
 _LABEL_COLUMNS = ("label", "labels", "y", "target", "class")
@@ -67,8 +76,11 @@ class Hub(Dataset):
         image_size: int | None = None,
         crop_padding: int = 0,
         flip: bool = False,
+        preset: str | None = None,
         length: int = 1014,
+        alphabet: Alphabet = "letters",
         shape: list[int] | None = None,
+        unknown_labels: UnknownLabels = "refuse",
         tokenizer: str | None = None,
         max_length: int | None = None,
     ) -> None:
@@ -93,8 +105,16 @@ class Hub(Dataset):
             image_size: The height and width in pixels to which images are resized.
             crop_padding: The pixels around a training image before a random crop to its size.
             flip: Whether training images are mirrored at random.
+            preset: The constants and the augmentation of a data set of papers, instead of those
+                of the training split: MNIST, FashionMNIST, CINIC10, or CIFAR10/ or CIFAR100/ with
+                one of their presets, as CIFAR10/fedbcd.
             length: The characters of a text. Longer texts are cut, and shorter ones padded.
+            alphabet: The characters of a text: "letters" are the 70 of CharCNN's paper in lower
+                case, 1 to 70, and 0 for any other; "bytes" are those of UTF-8, 0 to 255, so that
+                nothing is lost, and `length` counts them. Texts are padded with 0.
             shape: The shape of a sample of numbers, such as [1, 28, 28].
+            unknown_labels: Whether test samples whose class no training sample has end the run, or
+                are dropped, with a line that says how many.
             tokenizer: A tokenizer of `transformers`: a folder, or a name of the hub.
             max_length: The tokens that longer texts are cut to; by default the tokenizer's limit.
         """
@@ -113,6 +133,21 @@ class Hub(Dataset):
             if number is not None and number <= 0:
                 raise UserError(f"{KEY}.{argument}", f"{number}", fix="give more than 0")
 
+        choices = (
+            ("alphabet", alphabet, Alphabet),
+            ("unknown_labels", unknown_labels, UnknownLabels),
+        )
+        for argument, value, known in choices:
+            if value not in get_args(known):
+                fix = f"choose one of {', '.join(get_args(known))}"
+                raise UserError(f"{KEY}.{argument}", repr(value), fix)
+        if alphabet != "letters" and tokenizer is not None:
+            raise UserError(f"{KEY}.alphabet", "given with a tokenizer", "leave one of them out")
+        if preset is not None and tokenizer is not None:
+            raise UserError(f"{KEY}.preset", "given with a tokenizer", "leave one of them out")
+        if preset is not None:
+            _check_preset(preset, crop_padding=crop_padding, flip=flip)
+
         self.path = path
         self.name = Path(path).name
         self.config = name
@@ -122,8 +157,11 @@ class Hub(Dataset):
         self.image_size = image_size
         self.crop_padding = crop_padding
         self.flip = flip
+        self.preset = preset
         self.length = length
+        self.alphabet: Alphabet = alphabet
         self.shape = shape
+        self.unknown_labels: UnknownLabels = unknown_labels
         self._label = label
         self._group = group
         self._tokenizer = tokenizer
@@ -155,6 +193,18 @@ class Hub(Dataset):
                     found=f"given, but the samples are {kind} of the shape {self.input_shape}",
                     fix="leave it out",
                 )
+
+        if self.preset is not None:
+            transform = presets()[self.preset]
+            channels = len(transform.mean)
+            if not is_image or self.input_shape[0] != channels:
+                raise UserError(
+                    key=f"{KEY}.preset",
+                    found=f"{self.preset}, but the samples are {kind} of the shape "
+                    f"{self.input_shape}",
+                    fix=f"leave it out: it is for images of {channels} channels",
+                )
+            return transform
 
         # The codes of characters are not normalized.
         if kind == "text":
@@ -207,9 +257,16 @@ class Hub(Dataset):
         def column_to_stratify(table: Table) -> str:
             return self._label_column(table) or table.column_names[0]
 
-        return open_splits(
+        tables = open_splits(
             self.path, self.train_split, self.test_split, column_to_stratify, name=self.config
         )
+        label = self._label_column(tables["train"])
+        if self.unknown_labels == "drop" and label is not None:
+            tables["test"] = without_unknown_labels(tables, label)
+            if len(tables["test"]) == 0:
+                found = "no samples of a class that training samples have"
+                raise UserError(f"{KEY}.test", found, fix="name a split that has some")
+        return tables
 
     def _label_column(self, table: Table) -> str | None:
         """Return the column of the classes; None if the labels are token ids."""
@@ -257,10 +314,14 @@ class Hub(Dataset):
             if fits and (kind == "image" or is_only_kind):
                 return kind, names
 
+        described = []
+        for name in table.column_names:
+            if name not in other_columns:
+                described.append(f"{name} ({kind_of_column.get(name, table.features[name])})")
+        columns = f"which of the columns {', '.join(described)} are samples is not clear"
         raise UserError(
             key=f"{KEY}.features",
-            found=f"not given, and which of the columns {', '.join(kind_of_column)} are samples "
-            "is not clear",
+            found=f"not given, and {columns if described else 'there is no column of samples'}",
             fix="name them, or the column image or text",
         )
 
@@ -271,6 +332,9 @@ class Hub(Dataset):
         """
         kind, names = self._source
         table = self._tables[split].select_columns(names)
+        if self.alphabet != "letters" and kind != "text":
+            found = f"{self.alphabet}, but the samples are {kind}"
+            raise UserError(f"{KEY}.alphabet", found, fix="leave it out, or name text")
 
         decode: Callable[[Any], np.ndarray]
         options: list[Any]
@@ -278,8 +342,9 @@ class Hub(Dataset):
             table = _undecoded(table)
             decode, options = self._image_decoder(table, names[0])
         elif kind == "text":
-            decode = partial(_characters, length=self.length)
-            options = [self.length]
+            decode = partial(_characters, length=self.length, alphabet=self.alphabet)
+            # Letters, the default, keep the name that they have in the cache.
+            options = [self.length] if self.alphabet == "letters" else [self.length, self.alphabet]
         else:
             decode = partial(_numbers, shape=self.shape)
             options = [self.shape]
@@ -361,6 +426,34 @@ class CINIC10(Hub):
         return super().load(split)
 
 
+def presets() -> dict[str, Transform]:
+    """Return the constants and augmentation of the data sets of papers, by their names."""
+    transforms = {
+        "MNIST": MNIST.transform,
+        "FashionMNIST": FashionMNIST.transform,
+        "CINIC10": CINIC10("").transform,
+    }
+    for kind in (CIFAR10, CIFAR100):
+        for preset, transform in kind.presets.items():
+            transforms[f"{kind.__name__}/{preset}"] = transform
+    return transforms
+
+
+def _check_preset(preset: str, *, crop_padding: int, flip: bool) -> None:
+    """Refuse an unknown preset, and augmentation beside one, which has its own."""
+    known = presets()
+    if preset not in known:
+        raise UserError(
+            key=f"{KEY}.preset",
+            found=f"no preset {preset!r}",
+            fix=f"choose one of {', '.join(known)}",
+        )
+    for argument, value in (("crop_padding", crop_padding), ("flip", flip)):
+        if value:
+            fix = "leave one of them out: the preset says how images are augmented"
+            raise UserError(f"{KEY}.{argument}", f"given with the preset {preset}", fix)
+
+
 def _kind_of(name: str, feature: Any) -> Kind | None:
     """Return what a column holds; None if it can be no samples.
 
@@ -368,6 +461,13 @@ def _kind_of(name: str, feature: Any) -> Kind | None:
         name: The name of the column.
         feature: Its type, as `datasets` has it.
     """
+    # Other writers than `datasets` store pictures as their bytes, alone or with a path.
+    if isinstance(feature, dict):
+        is_picture = "bytes" in feature and feature.keys() <= {"bytes", "path"}
+        return "image" if is_picture and _is_binary(feature["bytes"]) else None
+    if _is_binary(feature):
+        return "image"
+
     # The type of a list holds that of its items.
     while hasattr(feature, "feature"):
         feature = feature.feature
@@ -383,6 +483,11 @@ def _kind_of(name: str, feature: Any) -> Kind | None:
     if is_number and type(feature).__name__ != "ClassLabel":
         return "features"
     return None
+
+
+def _is_binary(feature: Any) -> bool:
+    """Return whether a column holds bytes."""
+    return str(getattr(feature, "dtype", "")) in ("binary", "large_binary")
 
 
 def _undecoded(table: Table) -> Table:
@@ -462,8 +567,10 @@ def picture(value: Any, *, base: Path, grey: bool, size: int | None = None) -> n
         return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
 
 
-def _characters(text: str, *, length: int) -> np.ndarray:
+def _characters(text: str, *, length: int, alphabet: Alphabet) -> np.ndarray:
     """Return the codes of a text as a uint8 array of shape (length,)."""
+    if alphabet == "bytes":
+        return encode_bytes(text, length)
     return encode([text], length)[0]
 
 

@@ -14,6 +14,11 @@ from torch import Tensor
 from lightfed.data.dataset import KEY, Split
 from lightfed.utils.errors import UserError, reason
 
+log = logging.getLogger(__name__)
+
+# So many dropped classes are named.
+_MOST_NAMED = 5
+
 # Ends of the names of files that `datasets` reads.
 _FILE_ENDS = (".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tsv")
 
@@ -195,6 +200,10 @@ def coded(
             known_values += sorted(new_values)
     number_of = {value: number for number, value in enumerate(known_values)}
 
+    fix = "give whole numbers or words"
+    if trained:
+        fix += ", and train on samples of every class; or set unknown_labels: drop"
+
     numbers_of_split = {}
     for split, values in values_of_split.items():
         numbers = []
@@ -204,11 +213,47 @@ def coded(
                 raise UserError(
                     key=f"{KEY}.{key}",
                     found=f"{split}: sample {position} has {value!r}, which no training sample has",
-                    fix="give whole numbers or words, and train on samples of every class",
+                    fix=fix,
                 )
             numbers.append(number_of[value])
         numbers_of_split[split] = torch.tensor(numbers)
     return tuple(map(str, known_values)), numbers_of_split
+
+
+def without_unknown_labels(tables: Mapping[Split, Table], column: str) -> Table:
+    """Return the table of the test split without samples whose class no training sample has.
+
+    What is no class, such as a missing one, stays, so that it is refused. One line says how many
+    samples were dropped, and why.
+
+    Args:
+        tables: The table of each split.
+        column: The column of the classes.
+    """
+    table = tables["test"]
+    known = set(_class_names(tables["train"], column))
+    if not known:
+        known = {value for value in _values(tables["train"], column) if _is_label(value)}
+
+    kept = []
+    dropped: list[Any] = []
+    for position, value in enumerate(_values(table, column)):
+        if _is_label(value) and value not in known:
+            dropped.append(value)
+        else:
+            kept.append(position)
+    if not dropped:
+        return table
+
+    names = ", ".join(repr(value) for value in sorted(set(dropped), key=str)[:_MOST_NAMED])
+    log.warning(
+        "%s: dropped %d of %d test samples; no training sample has their classes: %s",
+        f"{KEY}.unknown_labels",
+        len(dropped),
+        len(table),
+        names,
+    )
+    return table.select(kept)
 
 
 def _is_label(value: Any) -> bool:

@@ -75,6 +75,17 @@ def encode(texts: Sequence[str], length: int) -> np.ndarray:
     return codes
 
 
+def encode_bytes(text: str, length: int) -> np.ndarray:
+    """Return the first bytes of a text in UTF-8, as a uint8 array of shape (length,).
+
+    A shorter text is followed by 0. A character at the end that does not fit whole is cut.
+    """
+    codes = np.zeros(length, dtype=np.uint8)
+    kept = text.encode("utf-8", "surrogatepass")[:length]
+    codes[: len(kept)] = bytearray(kept)
+    return codes
+
+
 class Characters(Dataset):
     """Texts with a class each.
 
@@ -104,8 +115,8 @@ class Characters(Dataset):
 class AGNews(Characters):
     """127,600 news items of four classes: 120,000 for training, 7,600 for testing.
 
-    The published files are ROOT/ag_news_csv/{train,test}.csv. A text is the title, a space and the
-    description. `Hub` reads the files of the hub.
+    The published files are ROOT/ag_news_csv/{train,test}.csv. Without them ROOT/ag_news is read, a
+    folder with the files of the Hugging Face hub. A text is the title, a space and the description.
     """
 
     classes = ("World", "Sports", "Business", "Sci/Tech")
@@ -114,7 +125,7 @@ class AGNews(Characters):
         """Read AG News.
 
         Args:
-            root: The folder that holds ag_news_csv.
+            root: The folder that holds ag_news_csv, or ag_news of the hub.
             length: The number of characters in a sample: 1014 for CharCNN, 1024 for VDCNN in the
                 papers. Longer texts are cut, and shorter ones padded.
         """
@@ -126,8 +137,11 @@ class AGNews(Characters):
         import pandas as pd
 
         path = self.root / "ag_news_csv" / f"{split}.csv"
+        of_hub = self.root / "ag_news"
+        if not path.parent.is_dir() and of_hub.is_dir():
+            return self._texts_of_hub(of_hub, split)
         if not path.is_file():
-            raise missing(path, holds="ag_news_csv")
+            raise missing(path, holds="ag_news_csv, or ag_news of the hub")
 
         columns: Any = {"label": int, "title": str, "text": str}
         try:
@@ -139,6 +153,23 @@ class AGNews(Characters):
         # The file counts classes from 1.
         labels = table.label.to_numpy(np.int64) - 1
         return texts, labels
+
+    def _texts_of_hub(self, folder: Path, split: Split) -> tuple[list[str], np.ndarray]:
+        """Return the texts and classes of a split as the hub has them: columns text and label."""
+        fix = "fetch ag_news of the hub again"
+        try:
+            table = open_table(str(folder), split, key="root")
+        except UserError as error:
+            raise UserError(f"{KEY}.root", error.found, fix) from error
+
+        names = list(table.column_names)
+        if "text" not in names or "label" not in names:
+            found = f"{folder} has the columns {', '.join(names)}, not text and label"
+            raise UserError(f"{KEY}.root", found, fix)
+        labels = np.asarray(table["label"][:])
+        if labels.dtype.kind not in "iu":
+            raise UserError(f"{KEY}.root", f"{folder}: its labels are no whole numbers", fix)
+        return texts_of(table, "text", split), labels.astype(np.int64)
 
 
 class Docstrings(Characters):

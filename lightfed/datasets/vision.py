@@ -149,8 +149,8 @@ class CIFARFiles(OfficialFiles):
     input_shape = (3, 32, 32)
     _sizes = {"train": 50_000, "test": 10_000}
 
-    # The constants and augmentation of each paper, by its method.
-    _presets: ClassVar[Mapping[str, Transform]]
+    #: The constants and augmentation of each paper, by its method.
+    presets: ClassVar[Mapping[str, Transform]]
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class CIFARFiles(OfficialFiles):
         """
         super().__init__(root, **files)
         if not preset:
-            preset = next(iter(self._presets))
-        if preset not in self._presets:
+            preset = next(iter(self.presets))
+        if preset not in self.presets:
             raise UserError(
                 key=f"{KEY}.preset",
                 found=f"{self.name} has no preset {preset!r}",
-                fix=f"choose one of {', '.join(self._presets)}",
+                fix=f"choose one of {', '.join(self.presets)}",
             )
         self.preset = preset
         self.augment = augment
@@ -211,7 +211,7 @@ class CIFARFiles(OfficialFiles):
     @property
     @override
     def transform(self) -> Transform:
-        transform = self._presets[self.preset]
+        transform = self.presets[self.preset]
         return transform if self.augment else transform.fixed()
 
 
@@ -248,7 +248,7 @@ class CIFAR10(CIFARFiles):
     classes = tuple(_CIFAR10_NAMES.split())
     _reader = published.CIFAR10
     _folder = _reader.base_folder
-    _presets = {
+    presets = {
         "heterofl": _CIFAR10_HETEROFL,
         "flexifed": _CIFAR10_HETEROFL,
         "fedapen": _CIFAR10_HETEROFL,
@@ -271,7 +271,7 @@ class CIFAR100(CIFARFiles):
     classes = tuple(_CIFAR100_NAMES.split())
     _reader = published.CIFAR100
     _folder = _reader.base_folder
-    _presets = {
+    presets = {
         "dispfl": _CIFAR100_DISPFL,
         "fedapen": _CIFAR10_HETEROFL,  # its code keeps the constants of CIFAR-10
         "pfedmoe": replace(_CIFAR100_DISPFL, padding="mean", erase=0.5),

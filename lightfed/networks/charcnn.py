@@ -34,6 +34,8 @@ class CharCNN(nn.Module):
         width: Channels of a convolution, as a multiple of 256.
         hidden: Units of both hidden linear layers.
         dropout: Probability of dropout, behind both hidden layers.
+        letters: Size of the alphabet, whose characters are 1 to `letters`. 255 for the bytes of
+            `Hub(alphabet="bytes")`.
     """
 
     def __init__(
@@ -45,14 +47,15 @@ class CharCNN(nn.Module):
         width: float = 1.0,
         hidden: int = 1024,
         dropout: float = 0.5,
+        letters: int = LETTERS,
     ) -> None:
         super().__init__()
         (channels,) = scaled([256], width)
-        one_hot = torch.eye(LETTERS + 1)[:, 1:].contiguous()  # row 0 is zero
+        one_hot = torch.eye(letters + 1)[:, 1:].contiguous()  # row 0 is zero
         self.embedding = nn.Embedding.from_pretrained(one_hot, freeze=True, padding_idx=0)
 
         self.features = nn.Sequential(
-            *_conv(LETTERS, channels, 7, norm=True, pool=True),
+            *_conv(letters, channels, 7, norm=True, pool=True),
             *_conv(channels, channels, 7, norm=True, pool=True),
         )
         for _ in range(layers - 3):
@@ -79,7 +82,7 @@ class CharCNN(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map characters (B, characters) of any type, 0..70, to logits (B, C)."""
+        """Map characters (B, characters) of any type, 0..letters, to logits (B, C)."""
         embedded = self.embedding(x.long()).transpose(1, 2)  # (B, letters, characters)
         return self.classifier(self.features(embedded))
 

@@ -14,6 +14,7 @@ from PIL import Image
 from lightfed.data.dataset import Transform, moments
 from lightfed.data.partition.schemes import Natural
 from lightfed.datasets.hub import Hub
+from lightfed.datasets.vision import CIFAR10, CIFAR100
 from lightfed.utils.errors import UserError
 from tests.datasets import kit, tables
 from tests.datasets.kit import prepared
@@ -178,6 +179,92 @@ def test_images_may_be_in_the_table(tmp_path: Path) -> None:
     assert data.input_shape == (3, 8, 8)
 
 
+@pytest.mark.parametrize("form", ["struct", "bytes", "struct without a path"])
+def test_pictures_need_no_metadata_of_hugging_face(form: str, tmp_path: Path) -> None:
+    """As pyarrow and polars write them."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    files = sorted(tables.shades(tmp_path / "a").rglob("train/*/*.png"))
+    pictures: list[Any] = [file.read_bytes() for file in files]
+    if form == "struct":
+        pictures = [{"bytes": content, "path": "x.png"} for content in pictures]
+    elif form == "struct without a path":
+        pictures = [{"bytes": content} for content in pictures]
+
+    columns = {"picture": pictures, "kind": [file.parent.name for file in files]}
+    write_table(pyarrow.table(columns), tmp_path / "all.parquet")
+    data = Hub(str(tmp_path / "all.parquet"), label="kind", test=0.34)
+    train = data.load("train")
+    shades = [Image.open(file).getpixel((0, 0))[0] for file in files]  # type: ignore[index]
+    assert data.input_shape == (3, 8, 8)
+    assert len(train) == 3
+    assert set(train.x[:, 0, 0, 0].tolist()) < set(shades)
+    # Dogs are brighter.
+    assert train.y.tolist() == [int(value >= 128) for value in train.x[:, 0, 0, 0].tolist()]
+
+
+def test_columns_that_are_no_samples_are_named_with_their_types(tmp_path: Path) -> None:
+    rows = [{"when": {"day": 1, "month": 2}, "kind": "a"}] * 4
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "days.parquet"))
+    line = refused("features", tmp_path / "days.parquet", label="kind", test=0.5)
+    assert "which of the columns when ({'day': Value" in line
+
+
+def test_a_table_has_the_constants_and_the_augmentation_of_a_paper(tmp_path: Path) -> None:
+    root = str(tables.shades(tmp_path / "shades"))
+    for preset in ("fedbcd", "pfedmoe"):
+        expected = CIFAR10("x", preset=preset).transform
+        assert Hub(root, preset=f"CIFAR10/{preset}").transform == expected
+    assert Hub(root, preset="CIFAR100/dispfl").transform == CIFAR100("x").transform
+    assert "choose one of MNIST," in refused("preset", root, preset="CIFAR10/none")
+    assert "the preset says" in refused("flip", root, preset="CIFAR10/fedbcd", flip=True)
+    with pytest.raises(UserError, match=r"preset: MNIST, but the samples .* of 1 channels"):
+        _ = Hub(root, preset="MNIST").transform
+
+
+def test_texts_can_be_bytes(tmp_path: Path) -> None:
+    texts = ["Ab", "é!"]
+    rows = [{"say": texts[i % 2], "label": i % 2} for i in range(8)]
+    datasets.Dataset.from_list(rows).to_json(str(tmp_path / "says.json"))
+    path = tmp_path / "says.json"
+    train = Hub(str(path), test=0.25, length=4, alphabet="bytes").load("train")
+    known = {tuple(text.encode().ljust(4, b"\0")) for text in texts}
+    assert train.x.dtype == torch.uint8
+    assert set(map(tuple, train.x.tolist())) == known
+    # Letters in between are read anew, and not from what the cache has of bytes.
+    letters = Hub(str(path), test=0.25, length=4).load("train")
+    assert set(map(tuple, letters.x.tolist())) == {(1, 2, 0, 0), (0, 41, 0, 0)}
+    assert "choose one of letters, bytes" in refused("alphabet", path, alphabet="utf8")
+    points = tables.points(tmp_path / "points.csv")
+    given: Any = {"label": "kind", "features": ["a", "b"], "test": 0.5}
+    assert "samples are features" in refused("alphabet", points, alphabet="bytes", **given)
+
+
+def test_a_class_that_only_test_samples_have_can_be_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("a,label\n1,x\n2,y\n3,z\n4,x\n5,w\n6,z\n")
+    both: Any = {"features": "a", "train": "train[:2]", "test": "train[2:]"}
+    assert "unknown_labels: drop" in refused("label", path, **both)
+
+    data = Hub(str(path), unknown_labels="drop", **both)
+    assert data.classes == ("x", "y")
+    assert data.load("test").x.flatten().tolist() == [4]
+    assert data.load("train").y.tolist() == [0, 1]
+    assert "dropped 3 of 4 test samples; no training sample has their classes: 'w', 'z'" in (
+        caplog.text
+    )
+
+    # A missing class is a mistake in any case.
+    path.write_text("a,label\n1,x\n2,y\n3,\n4,x\n")
+    assert "sample 0 has None" in refused("label", path, unknown_labels="drop", **both)
+    # Nothing to be tested on is refused, too.
+    path.write_text("a,label\n1,x\n2,y\n3,z\n4,z\n")
+    assert "no samples" in refused("test", path, unknown_labels="drop", **both)
+
+
 def test_leafs_lines_are_texts_of_their_writers(tmp_path: Path) -> None:
     """Shakespeare: the letter after a line is its class, and may be any sign."""
     lines: list[object] = ["to be or not", "o be or not "]
@@ -199,7 +286,8 @@ def test_columns_and_splits_that_are_not_there_are_named(tmp_path: Path) -> None
     path = tables.points(tmp_path / "points.csv")
     both = {"label": "kind", "test": 0.2}
     assert "a, b, kind, who" in refused("label", path, test=0.2)
-    assert "a, b, who" in refused("features", path, **both)  # the writer may be a text to read
+    # The writer may be a text to read.
+    assert "a (features), b (features), who (text)" in refused("features", path, **both)
     assert "kin" in refused("label", path, label="kin", test=0.2)
     assert "who" in refused("text", path, label="kind", test=0.2, text="says")
     assert "whose" in refused("group", path, **both, group="whose")

@@ -1,7 +1,10 @@
 """Characters as numbers, and AG News from the published files."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -51,6 +54,36 @@ def test_ag_news_is_a_title_and_a_description(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.y.numpy(), labels)
         assert loaded.groups is None
     assert any("\n" in text and '"' in text and "," in text for text in written["train"][0])
+
+
+def of_hub(root: Path, written: Mapping[str, Any]) -> None:
+    """ROOT/ag_news: the items as the hub has them, in parquet, with classes from 0."""
+    (root / "ag_news" / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        texts, labels = written[split]
+        kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=[*tiny.NEWS])}
+        columns = {"text": texts, "label": labels.tolist()}
+        table = datasets.Dataset.from_dict(columns, datasets.Features(kinds))
+        table.to_parquet(str(root / "ag_news" / "data" / f"{split}-00000-of-00001.parquet"))
+
+
+def test_ag_news_of_the_hub_is_the_same_data(tmp_path: Path) -> None:
+    written = tiny.ag_news(tmp_path / "published")
+    of_hub(tmp_path / "hub", written)
+    for split in ("train", "test"):
+        published = AGNews(str(tmp_path / "published"), length=50).load(split)  # type: ignore[arg-type]
+        loaded = AGNews(str(tmp_path / "hub"), length=50).load(split)  # type: ignore[arg-type]
+        assert torch.equal(loaded.x, published.x)
+        assert torch.equal(loaded.y, published.y)
+
+
+def test_what_is_not_ag_news_of_the_hub_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ag_news").mkdir()
+    assert "ag_news cannot be loaded" in refused("root", AGNews(str(tmp_path)).load, "train")
+    rows = [{"title": "a", "label": 1}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "ag_news" / "train.parquet"))
+    line = refused("root", AGNews(str(tmp_path)).load, "train")
+    assert "has the columns title, label, not text and label" in line
 
 
 def test_batches_are_float32(tmp_path: Path) -> None:

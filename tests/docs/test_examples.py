@@ -140,6 +140,7 @@ RUN_BY = {
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",
     "docs/howto/gpu.md": "docs/test_examples.py",
     "docs/howto/share.md": "lab/sharing/test_export_command.py",
+    "docs/howto/real_data.md": "docs/test_real_data.py",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from lightfed.data.dataset import Dataset, Samples
-from lightfed.data.partition.schemes import Partitioner
+from lightfed.data.partition.schemes import Natural, Partitioner
 from lightfed.data.partition.sorting import distinct, stable_order
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
@@ -21,7 +21,7 @@ from lightfed.utils.rng import numpy_generator
 Csr = tuple[np.ndarray, np.ndarray]
 """Samples of all clients, one client after the other, and the offset of each: client k owns
 samples[offsets[k] : offsets[k + 1]]."""
-PersonalTest = Literal["match", "random", "split", "labels", "all"]
+PersonalTest = Literal["auto", "match", "random", "split", "labels", "all", "owner"]
 Meta = dict[str, str | int | float | list[str]]
 
 # A table of counts by class is shown for at most this many classes.
@@ -43,7 +43,7 @@ class Partition:
             (clients + 1,) int64.
         test_index: The same for test samples, as indices into the set that meta["test_source"]
             names. (M,) int32. With "random" and "split", a client may own none if there are very
-            few.
+            few, and with "owner" if its owners have none.
         test_offsets: The offsets into `test_index`. (clients + 1,) int64.
         train_counts: The training samples of each client and class. (clients, classes) int32.
         test_counts: The test samples of each client and class. (clients, classes) int32.
@@ -204,7 +204,7 @@ def draw_partition(
     *,
     clients: int,
     seed: int,
-    test: PersonalTest = "match",
+    test: PersonalTest = "auto",
     train_fraction: float = 0.8,
     validation: float = 0.0,
     train: Samples,
@@ -218,8 +218,8 @@ def draw_partition(
         clients: The number of clients.
         seed: Names the draw, together with the class of the scheme.
         test: Where the test samples of a client come from, see `FederatedDataModule`. "match" is
-            the rule of DisPFL, "random" that of FlexiFed, "split" that of pFedMoE, and "labels"
-            that of FedBCD.
+            the rule of DisPFL, "random" that of FlexiFed, "split" that of pFedMoE, "labels" that of
+            FedBCD, and "owner" that of LEAF.
         train_fraction: The part of a client's samples that it trains on with "split".
         validation: The part of its remaining training samples that a client keeps for validation.
             The test samples do not depend on it.
@@ -239,6 +239,13 @@ def draw_partition(
     shares = scheme.shares(clients)
     owned = _deal(scheme, train, labels, clients=shares, num_classes=num_classes, seed=seed)
 
+    by_owner: Csr | None = None
+    if test == "auto":
+        by_owner = _own_test_of_all(owned, scheme, train, test_samples)
+        test = "match" if by_owner is None else "owner"
+    elif test == "owner":
+        by_owner = _own_test(owned, scheme, train, test_samples)
+
     test_rng = numpy_generator(seed, f"partition/test/{name}")
     if test == "split":
         _check_no_sample_twice(owned, scheme, total=len(labels))
@@ -250,7 +257,7 @@ def draw_partition(
     else:
         test_labels = _classes_of(test_samples)
         train_counts = class_counts(owned, labels, num_classes)
-        tested = _choose_test(test, train_counts, test_labels, rng=test_rng)
+        tested = by_owner or _choose_test(test, train_counts, test_labels, rng=test_rng)
 
     meta: Meta = {
         "scheme": repr(scheme),
@@ -260,7 +267,7 @@ def draw_partition(
         "classes": list(dataset.classes),
         "train_samples": len(train),
         "test_samples": len(test_samples),
-        "labels_digest": _digest_of_labels(train, test_samples),
+        "labels_digest": _digest_of_labels(train, test_samples, test),
         "test": test,
         "test_source": "train" if test == "split" else "test",
         "train_fraction": train_fraction if test == "split" else 1.0,
@@ -375,6 +382,56 @@ def _check_no_sample_twice(
     raise UserError(key, f"not 0, and {found}", fix)
 
 
+def _own_test(owned: Csr, scheme: Partitioner, train: Samples, test: Samples) -> Csr:
+    """Return for each client the test samples of the owners whose training samples it has.
+
+    Raises:
+        UserError: Samples have no owners, or those of one owner are at several clients.
+    """
+    for split, samples in (("training", train), ("test", test)):
+        if samples.groups is None:
+            raise UserError(
+                key="data.personal_test",
+                found=f"owner, but the {split} samples have no owners",
+                fix="name their column, such as group of Hub; or choose match",
+            )
+    assert train.groups is not None
+    assert test.groups is not None
+
+    index, offsets = owned
+    clients = len(offsets) - 1
+    client_of_sample = np.repeat(np.arange(clients), np.diff(offsets))
+    owner_of_sample = train.groups.numpy()[index]
+    owners, first = np.unique(owner_of_sample, return_index=True)
+    client_of_owner = client_of_sample[first]
+
+    strays = client_of_owner[np.searchsorted(owners, owner_of_sample)] != client_of_sample
+    if strays.any():
+        raise UserError(
+            key="data.personal_test",
+            found=f"owner, but {scheme!r} gives samples of one owner to several clients",
+            fix="set data.partition to Natural, or choose match",
+        )
+
+    tested_owner = test.groups.numpy()
+    place = np.minimum(np.searchsorted(owners, tested_owner), len(owners) - 1)
+    # The test samples of owners that no client trains on belong to no client: -1.
+    client = np.where(owners[place] == tested_owner, client_of_owner[place], -1)
+    order = stable_order(client)
+    bounds = np.searchsorted(client[order], np.arange(clients + 1))
+    return order[bounds[0] :], bounds - bounds[0]
+
+
+def _own_test_of_all(owned: Csr, scheme: Partitioner, train: Samples, test: Samples) -> Csr | None:
+    """Return `_own_test` if clients are owners, and each of them has test samples; else None."""
+    have_owners = train.groups is not None and test.groups is not None
+    if not isinstance(scheme, Natural) or not have_owners:
+        return None
+    tested = _own_test(owned, scheme, train, test)
+    has_all = bool((np.diff(tested[1]) > 0).all())
+    return tested if has_all else None
+
+
 def _choose_test(
     test: PersonalTest,
     train_counts: np.ndarray,
@@ -385,7 +442,7 @@ def _choose_test(
     """Choose each client's samples from the test set.
 
     Args:
-        test: Any rule but "split".
+        test: The rule: random, match, labels or all.
         train_counts: The training samples of each client and class, (clients, classes).
         test_labels: The class of each test sample, (M,).
         rng: Draws the samples.
@@ -405,10 +462,13 @@ def _choose_test(
     return draw_test(counts, test_labels, rng)
 
 
-def _digest_of_labels(train: Samples, test: Samples) -> str:
+def _digest_of_labels(train: Samples, test: Samples, rule: PersonalTest) -> str:
     """Return a digest of what draws depend on: the labels of both splits, and natural owners."""
     state = hashlib.blake2b(digest_size=16)
-    for tensor in (train.y, test.y, train.groups):
+    tensors = [train.y, test.y, train.groups]
+    if rule == "owner":
+        tensors.append(test.groups)
+    for tensor in tensors:
         state.update(b"none" if tensor is None else tensor.numpy().tobytes())
     return state.hexdigest()
 

@@ -22,6 +22,7 @@ from lightfed.data.partition.schemes import (
     DirichletClient,
     Diversity,
     Iid,
+    Natural,
     Partitioner,
     Shards,
 )
@@ -128,6 +129,75 @@ def test_random_test_sets_are_equal_shares() -> None:
     assert set(np.diff(partition.test_offsets)) == {13, 14}
     assert (partition.test_counts > 0).all(axis=1).sum() > 10  # of five classes, not of one
     assert not np.array_equal(partition.test(0), np.arange(0, 200, 15))
+
+
+def of_owners(train: list[int], test: list[int] | None) -> dict[str, Samples]:
+    """Samples of one class with these owners."""
+
+    def samples(owners: list[int] | None, count: int) -> Samples:
+        groups = None if owners is None else torch.tensor(owners)
+        return Samples(torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64), groups)
+
+    count = 7 if test is None else len(test)
+    return {"train": samples(train, len(train)), "test_samples": samples(test, count)}
+
+
+RULES: list[PersonalTest] = ["owner", "auto"]
+
+
+@pytest.mark.parametrize("test", RULES)
+def test_an_owner_is_tested_on_its_own_samples(test: PersonalTest) -> None:
+    given = of_owners([4, 9, 4, 2, 9, 4], [9, 2, 2, 4, 9, 4, 9])
+    partition = draw(Natural(), clients=3, test=test, **given)
+    assert partition.meta["test"] == "owner"
+    # The owners 2, 4 and 9.
+    assert [partition.train(client).tolist() for client in range(3)] == [[3], [0, 2, 5], [1, 4]]
+    assert [partition.test(client).tolist() for client in range(3)] == [[1, 2], [3, 5], [0, 4, 6]]
+    assert partition.test_counts[:, 0].tolist() == [2, 2, 3]
+
+
+def test_a_client_of_several_owners_is_tested_on_those_of_all() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.integers(0, 12, 300), rng.integers(0, 14, 100)
+    partition = draw(Natural(), clients=5, test="owner", **of_owners(train.tolist(), test.tolist()))
+    tested = set()
+    for client in range(5):
+        owners = np.unique(train[partition.train(client)])
+        expected = np.flatnonzero(np.isin(test, owners))
+        np.testing.assert_array_equal(partition.test(client), expected)
+        tested |= set(expected.tolist())
+    # Owners 12 and 13 train nowhere, and are tested nowhere.
+    assert tested == set(np.flatnonzero(test < 12).tolist())
+
+
+def test_a_client_whose_owner_has_no_test_samples_has_none() -> None:
+    given = of_owners([0, 1, 2], [2, 0, 3])
+    partition = draw(Natural(), clients=3, test="owner", **given)
+    assert [partition.test(client).tolist() for client in range(3)] == [[1], [], [0]]
+    # By itself nobody is left without a test.
+    assert draw(Natural(), clients=3, test="auto", **given).meta["test"] == "match"
+
+
+def test_samples_without_owners_are_matched_unless_owners_are_asked_for() -> None:
+    given = of_owners([0, 1, 2], None)
+    assert draw(Natural(), clients=3, test="auto", **given).meta["test"] == "match"
+    with pytest.raises(UserError, match="the test samples have no owners"):
+        draw(Natural(), clients=3, test="owner", **given)
+
+
+def test_owners_that_are_spread_over_clients_are_refused() -> None:
+    given = of_owners([0, 1] * 10, [0, 1])
+    with pytest.raises(UserError, match=r"data\.personal_test: .*Iid.*one owner to several"):
+        draw(Iid(), clients=2, test="owner", **given)
+    assert draw(Iid(), clients=2, test="auto", **given).meta["test"] == "match"
+
+
+def test_a_partition_by_owners_depends_on_those_of_test_samples() -> None:
+    digests = set()
+    for owners in ([0, 1, 2], [0, 2, 1]):
+        given = of_owners([0, 1, 2], owners)
+        digests.add(draw(Natural(), clients=3, **given, test="owner").meta["labels_digest"])
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("scheme", [Iid(parts=20), Shards(2, parts=20)], ids=repr)

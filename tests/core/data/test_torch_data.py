@@ -278,6 +278,42 @@ class Detailed(Given):
         self.closed += (stage,)
 
 
+def test_test_samples_have_owners_too() -> None:
+    """A client is tested on those of its owner, whatever the order of names in the splits."""
+    train, test = pairs(6), pairs(5, seed=1)
+    owners = ["ben", "anna", "cleo"] * 2
+    data = FromTorch(
+        train, test, groups=owners, test_groups=["cleo", "ben", "dora", "cleo", "anna"]
+    )
+    module = prepared(data, Natural(), clients=3)
+
+    tested_of_owner = {"anna": [4], "ben": [1], "cleo": [0, 3]}
+    for client in range(3):
+        (owner,) = {owners[sample] for sample in module.partition_.train(client)}
+        assert module.test_index(client).tolist() == tested_of_owner[owner]
+
+
+def test_owners_of_test_samples_need_those_of_training_samples() -> None:
+    line = kit.refused("groups", FromTorch, pairs(6), pairs(2, seed=1), test_groups=["a", "b"])
+    assert "give the owners of training samples, too" in line
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("owner", "data.personal_test: 1 of 3 clients have no test samples of their owners"),
+        ("auto", "so all are tested on samples of their classes"),
+    ],
+)
+def test_clients_without_test_samples_of_their_owner_are_named(
+    rule: Any, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = FromTorch(pairs(6), pairs(2, seed=1), groups=[0, 1, 2] * 2, test_groups=[2, 0])
+    module = prepared(data, Natural(), clients=3, personal_test=rule)
+    assert line in caplog.text
+    assert (len(module.test_index(1)) == 0) == (rule == "owner")
+
+
 def test_settings_of_loaders_are_followed_or_named(caplog: pytest.LogCaptureFixture) -> None:
     module = Detailed(DataLoader(pairs(4, seed=1), batch_size=2))
     prepared(FromTorch(module))
