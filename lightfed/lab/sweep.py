@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lightfed.cli import run_locks
 from lightfed.cli.known_runs import KnownRuns
@@ -20,6 +20,9 @@ from lightfed.lab.runner import Outcome, check, run_all
 from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError
 from lightfed.utils.json_output import print_json
 from lightfed.utils.process import report
+
+if TYPE_CHECKING:
+    from lightfed.lab.grid import Grid
 
 SCRIPT = Path("slurm/sweep.sbatch")
 
@@ -57,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the sub-command; `argv` holds the words after `lightfed sweep`."""
     asked, further = _parser().parse_known_args(argv)
     check_json(asked)
+    grid = _grid_of(asked)
     if asked.json and asked.line is not None:
         raise UserError("--json", "given beside --line", "leave one of them out")
     lines = _lines(asked.file, further, only=asked.line)
@@ -67,6 +71,11 @@ def main(argv: Sequence[str]) -> int:
         found = f"{asked.file} has no line to run"
         raise UserError("sweep", found, "write one: fit --config FILE")
 
+    if grid is not None:
+        from lightfed.lab.tuned_sweep import run_tuned  # it needs pandas, which other sweeps do not
+
+        return run_tuned(asked, lines, grid)
+
     names = [f"{asked.file}, line {number}" for number in lines]
     known = KnownRuns(list(lines.values()))
     runs = _finished(known, names)
@@ -76,6 +85,23 @@ def main(argv: Sequence[str]) -> int:
         return _run_lines(asked, lines, further, runs)
     finally:
         known.keep(runs)
+
+
+def _grid_of(asked: argparse.Namespace) -> "Grid | None":
+    """Return the search that the options ask for; None for no search.
+
+    Raises:
+        UserError: The options do not fit each other.
+    """
+    from lightfed.lab.search_options import grid_of_options
+
+    grid = grid_of_options(asked)
+    if grid is None and asked.metric is not None:
+        raise UserError("--metric", "given without --tune", "leave it out: nothing is chosen by it")
+    if grid is not None and asked.line is not None:
+        fix = "leave --line out: a line alone has no search"
+        raise UserError("--tune", "given beside --line", fix)
+    return grid
 
 
 def _finished(known: KnownRuns, names: Sequence[str]) -> list[Wanted] | None:
@@ -125,6 +151,13 @@ def _parser() -> argparse.ArgumentParser:
     alone = "run only this line, in this process, as a task of a job array does"
     parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
     add_execution(parser)
+
+    from lightfed.lab.search_options import add_search
+
+    searching = parser.add_argument_group("to search settings for every line")
+    add_search(searching.add_argument)
+    chosen_by = "choose by this metric (default: the first that all runs have)"
+    searching.add_argument("--metric", metavar="COLUMN", help=chosen_by)
     what = "print what became of each run for a program; the lines go to standard error"
     parser.add_argument("--json", action="store_true", help=what)
     return parser
@@ -214,11 +247,28 @@ def _run_for_program(runs: Sequence[Wanted], *, jobs: int) -> int:
     outcomes: list[Outcome] = []
     status = run(runs, jobs=jobs, to=sys.stderr, outcomes=outcomes)
 
+    print_json(numbers_of(runs, outcomes, status))
+    return status
+
+
+def numbers_of(
+    runs: Sequence[Wanted],
+    outcomes: Sequence[Outcome],
+    status: int,
+    trials: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return what became of a list as values for JSON.
+
+    Args:
+        runs: The runs, in the order of the list.
+        outcomes: What became of those that have begun.
+        status: The status of the command.
+        trials: Every trial of a search.
+    """
     # In the order of the list, and not in that of their ends.
     outcome_of = {outcome.wanted.identity: outcome for outcome in outcomes}
     rows = [_numbers(wanted, outcome_of.get(wanted.identity)) for wanted in runs]
-    print_json({"status": status, "runs": rows})
-    return status
+    return {"status": status, "runs": rows, "trials": list(trials)}
 
 
 def _numbers(wanted: Wanted, outcome: Outcome | None) -> dict[str, Any]:
@@ -307,9 +357,10 @@ def _line_of(outcome: Outcome) -> str:
     assert folder is not None, "status 0 is that of a finished run"
     result = read(folder)
     column = primary_metric(result)
-    when = "was finished"
+    ended = "finished" if wanted.pause is None else f"paused after round {wanted.pause}"
+    when = f"was {ended}"
     if outcome.seconds:
-        when = f"finished in {seconds_text(outcome.seconds)}"
+        when = f"{ended} in {seconds_text(outcome.seconds)}"
     final = goal_text(column, result.final(column))
     return f"{folder}: {result.algorithm}, seed {result.seed}, {when}, {final}"
 

@@ -226,6 +226,14 @@ class Run:
         """
         return float(self._finals.get(name, math.nan))
 
+    def after(self, name: str, rounds: int) -> float:
+        """Return the last value in a column of metrics.csv after so many rounds; see `final`."""
+        if name not in self._measured:
+            return math.nan
+        values = self._measured[name].loc[:rounds].dropna()
+        last = float(values.iloc[-1]) if len(values) else math.nan
+        return math.inf if math.isinf(last) else last
+
     def has(self, name: str) -> bool:
         """Return whether a column of metrics.csv was measured, perhaps never as a finite value."""
         return not math.isnan(self.final(name))
