@@ -108,7 +108,10 @@ def run_missing(
     if missing and not way.trains:
         raise Missing
     if missing:
-        cost = f", about {way.seconds * len(missing) / 60:.1f} CPU minutes" if way.seconds else ""
+        cost = ""
+        if way.seconds:
+            seconds = way.seconds * sum(_part_of(wanted) for wanted in missing)
+            cost = f", about {seconds / 60:.1f} CPU minutes"
         print(f"{len(missing)} of {len(unique)} runs are missing{cost}", file=sys.stderr)
         if way.slurm:
             submit(missing, way)
@@ -128,6 +131,11 @@ def run_missing(
     if all_of_them and None in read_runs:
         raise UserError("runs", "a run has not finished", "run the command again")
     return read_runs
+
+
+def _part_of(wanted: Wanted) -> float:
+    """Return which part of its rounds a run does at most before it pauses."""
+    return 1.0 if wanted.pause is None else wanted.pause / wanted.limits["max_epochs"]
 
 
 def submit(missing: Sequence[Wanted], way: Way) -> None:

@@ -135,7 +135,7 @@ def search(
     best = _best(trials, rounds.column)
 
     notes = _notes_of_halving(candidates, grid)
-    for key, side, method in _ends_that_win(grid, trials, best):
+    for key, side, method in _ends_that_win(grid, trials, best, rounds.column):
         points = grid.points_beyond(key, side)
         place = f"{side} {_end_of(grid.ranges[key], side)}"
         value = best[method].values[key]
@@ -384,16 +384,17 @@ _EXTREME: Mapping[Side, str] = {"below": "smallest", "above": "largest"}
 
 
 def _end_of(axis: Range, side: Side) -> str:
-    return f"{axis.low if side == 'below' else axis.high:g}"
+    return f"{axis.low if side == 'below' else axis.high:.3g}"
 
 
 def _ends_that_win(
-    grid: Grid, trials: Sequence[Trial], best: Mapping[str, Trial]
+    grid: Grid, trials: Sequence[Trial], best: Mapping[str, Trial], column: str
 ) -> list[tuple[str, Side, str]]:
     """Return the keys and sides beyond which the best value may lie, and a method that says so.
 
-    The best value of a method is then the smallest or the largest of all that were drawn. Another
-    method may have its best elsewhere: all of them get the further trials.
+    The best value of a method is then the smallest or the largest of all that were drawn, and no
+    other value has been as good. Another method may have its best elsewhere: all of them get the
+    further trials.
     """
     ends: dict[tuple[str, Side], str] = {}
     for key in grid.ranges:
@@ -402,11 +403,24 @@ def _ends_that_win(
             continue
         for name, trial in best.items():
             value = float(trial.values[key])
+            if _has_an_equal(trial, trials, key, column):
+                continue
             if value == min(tried):
                 ends.setdefault((key, "below"), name)
             if value == max(tried):
                 ends.setdefault((key, "above"), name)
     return [(key, side, name) for (key, side), name in ends.items()]
+
+
+def _has_an_equal(best: Trial, trials: Sequence[Trial], key: str, column: str) -> bool:
+    """Return whether another value of a key was as good as the best one, if only when stopped."""
+    for trial in trials:
+        is_another = trial.method == best.method and trial.values[key] != best.values[key]
+        if not is_another or trial.state == "failed":
+            continue
+        if text.direction(column) * (trial.value - best.value) >= 0:
+            return True
+    return False
 
 
 # In words.

@@ -510,7 +510,7 @@ def _check_kinds(written: Mapping[str, Any], path: Path) -> None:
 
     for key, tried in written.get("tune", {}).items():
         if not isinstance(tried, list | str):
-            fix = "write a list of values, or a range such as log(0.01, 1)"
+            fix = 'write a list of values, or a range in quotes, such as "log(0.01, 1)"'
             raise UserError(f"{path.name}: tune: {key}", f"{tried!r}", fix)
 
 

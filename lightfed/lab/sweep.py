@@ -1,4 +1,4 @@
-"""`lightfed sweep`: the runs of a list, a line with the arguments of each."""
+"""Runs of a list: they are checked, run or submitted, and a line is printed for each."""
 
 import argparse
 import os
@@ -9,20 +9,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from lightfed.cli import run_locks
-from lightfed.cli.known_runs import KnownRuns
 from lightfed.cli.wanted import Wanted
 from lightfed.lab.results.run import primary_metric, read
 from lightfed.lab.results.text import goal_text, seconds_text
 from lightfed.lab.runner import Outcome, check, run_all
-from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError
-from lightfed.utils.json_output import print_json
+from lightfed.utils.errors import NOT_FINITE, UserError
 from lightfed.utils.process import report
-
-if TYPE_CHECKING:
-    from lightfed.lab.grid import Grid
 
 SCRIPT = Path("slurm/sweep.sbatch")
 
@@ -56,113 +51,6 @@ def check_json(asked: argparse.Namespace) -> None:
         raise UserError("--json", found, "submit without it, and give it when the array has ended")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the sub-command; `argv` holds the words after `lightfed sweep`."""
-    asked, further = _parser().parse_known_args(argv)
-    check_json(asked)
-    grid = _grid_of(asked)
-    if asked.json and asked.line is not None:
-        raise UserError("--json", "given beside --line", "leave one of them out")
-    lines = _lines(asked.file, further, only=asked.line)
-    if not lines and asked.line is not None:
-        print(f"line {asked.line} of {asked.file} is empty or a comment: nothing to train")
-        return 0
-    if not lines:
-        found = f"{asked.file} has no line to run"
-        raise UserError("sweep", found, "write one: fit --config FILE")
-
-    if grid is not None:
-        from lightfed.lab.tuned_sweep import run_tuned  # it needs pandas, which other sweeps do not
-
-        return run_tuned(asked, lines, grid)
-
-    names = [f"{asked.file}, line {number}" for number in lines]
-    known = KnownRuns(list(lines.values()))
-    runs = _finished(known, names)
-    if runs is None:
-        runs = checked(list(lines.values()), names)
-    try:
-        return _run_lines(asked, lines, further, runs)
-    finally:
-        known.keep(runs)
-
-
-def _grid_of(asked: argparse.Namespace) -> "Grid | None":
-    """Return the search that the options ask for; None for no search.
-
-    Raises:
-        UserError: The options do not fit each other.
-    """
-    from lightfed.lab.search_options import grid_of_options
-
-    grid = grid_of_options(asked)
-    if grid is None and asked.metric is not None:
-        raise UserError("--metric", "given without --tune", "leave it out: nothing is chosen by it")
-    if grid is not None and asked.line is not None:
-        fix = "leave --line out: a line alone has no search"
-        raise UserError("--tune", "given beside --line", fix)
-    return grid
-
-
-def _finished(known: KnownRuns, names: Sequence[str]) -> list[Wanted] | None:
-    """Return the runs of a list if they are known and finished, so that nothing is to train."""
-    runs = known.recall()
-    if runs is None or any(wanted.finished() is None for wanted in runs):
-        return None
-    return _each_once(runs, names)
-
-
-def _run_lines(
-    asked: argparse.Namespace,
-    lines: Mapping[int, Sequence[str]],
-    further: Sequence[str],
-    runs: Sequence[Wanted],
-) -> int:
-    """Run what is missing of a list here, or submit it; return the status.
-
-    Args:
-        asked: The arguments of the command.
-        lines: The words of each line by its number.
-        further: Words that were added to every line.
-        runs: The run of each line.
-    """
-    if asked.line is not None:
-        return _become(runs[0])
-    if asked.slurm:
-        missing = []
-        for number, wanted in zip(lines, runs, strict=True):
-            if wanted.finished() is None:
-                missing.append(number)
-        return submit(asked.file, missing, further, jobs=asked.jobs)
-    if asked.json:
-        return _run_for_program(runs, jobs=asked.jobs or 1)
-    return run(runs, jobs=asked.jobs or 1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        "lightfed sweep",
-        allow_abbrev=False,
-        description="Run every line of a file that has not been run yet. A line has the arguments "
-        "of `lightfed`, such as `fit --config FILE --model.seed 1`. Further arguments are added to "
-        "every line.",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the file; # begins a comment")
-    alone = "run only this line, in this process, as a task of a job array does"
-    parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
-    add_execution(parser)
-
-    from lightfed.lab.search_options import add_search
-
-    searching = parser.add_argument_group("to search settings for every line")
-    add_search(searching.add_argument)
-    chosen_by = "choose by this metric (default: the first that all runs have)"
-    searching.add_argument("--metric", metavar="COLUMN", help=chosen_by)
-    what = "print what became of each run for a program; the lines go to standard error"
-    parser.add_argument("--json", action="store_true", help=what)
-    return parser
-
-
 def checked(
     commands: Sequence[Sequence[str]], names: Sequence[str], *, twins: bool = False
 ) -> list[Wanted]:
@@ -175,10 +63,10 @@ def checked(
         names: What to call each command in a line about its fault.
         twins: Whether two commands may ask for the same run. Otherwise the second is a fault.
     """
-    return _each_once(check(commands), names, twins=twins)
+    return each_once(check(commands), names, twins=twins)
 
 
-def _each_once(
+def each_once(
     results: Sequence[Wanted | UserError], names: Sequence[str], *, twins: bool = False
 ) -> list[Wanted]:
     """Return the runs that were read; see `checked`."""
@@ -240,15 +128,6 @@ def run(
         print(f"stopped: {not_begun}; the same command goes on", file=to)
         worst = max(worst, 128 + SIGINT)
     return worst
-
-
-def _run_for_program(runs: Sequence[Wanted], *, jobs: int) -> int:
-    """As `run`, with lines on standard error, and an object for a program at the end."""
-    outcomes: list[Outcome] = []
-    status = run(runs, jobs=jobs, to=sys.stderr, outcomes=outcomes)
-
-    print_json(numbers_of(runs, outcomes, status))
-    return status
 
 
 def numbers_of(
@@ -368,7 +247,7 @@ def _line_of(outcome: Outcome) -> str:
 # A single line, in this process.
 
 
-def _become(wanted: Wanted) -> int:
+def become(wanted: Wanted) -> int:
     """Run a command as the only one of this process; return its status."""
     lock = run_locks.wait(wanted)  # another command may be training it
     try:
@@ -405,7 +284,7 @@ def _train(wanted: Wanted) -> int:
     return 0
 
 
-def _lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int, list[str]]:
+def read_lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int, list[str]]:
     """The words of each line of a list by its number, from 1, without comments.
 
     Args:

@@ -19,6 +19,7 @@ from lightfed.lab.ranges import Range, drawn
 from lightfed.lab.results.run import read
 from lightfed.lab.runner import Outcome
 from lightfed.lab.search import HALVINGS, going_on_of, pause_of
+from lightfed.utils.errors import UserError
 from tests.docs.test_json import check
 from tests.lab.report.make_run import write_run
 from tests.lab.test_comparisons import BASE
@@ -116,10 +117,22 @@ class Trained:
         )
 
 
+# What commands ask for. All tests here have the same configuration, and to read it takes long.
+_KNOWN: dict[tuple[str, ...], Wanted | UserError] = {}
+
+
+def check_once(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
+    """As `check_here`, with every command read once."""
+    new = [words for words in commands if tuple(words) not in _KNOWN]
+    for words, found in zip(new, check_here(new), strict=True):
+        _KNOWN[tuple(words)] = found
+    return [_KNOWN[tuple(words)] for words in commands]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     (tmp_path / "run.yaml").write_text(BASE)
     return tmp_path
 
@@ -256,6 +269,20 @@ def test_a_range_is_extended_once_for_all_where_its_end_wins(
     assert "the range was extended once above 1, to 100, by 4 trials more for each method" in flat
     assert "(edge of what was tried)" in flat
     assert "9, beyond a range" in out
+
+
+def test_a_range_is_not_extended_where_another_value_was_as_good(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With few validation samples many trials are equal, and the first of them is chosen."""
+    pretended = trained(monkeypatch, 0.1, 0.1)
+    monkeypatch.setattr(pretended, "accuracy", lambda epochs, rate, rounds, seed: 0.5)
+    words = [*COMMAND, "--tune", f"{LR}=log(0.01, 1)", "--trials", "2", "--json"]
+    status, out, _ = command(words, capsys)
+    assert status == 0
+    trials = json.loads(out)["trials"]
+    assert len(trials) == 2 * 2
+    assert [trial["trial"] for trial in trials if trial["chosen"]] == [1, 1]
 
 
 def test_a_range_that_cannot_be_extended_says_why(
