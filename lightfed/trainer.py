@@ -34,7 +34,7 @@ from lightfed.runs import federation_state
 from lightfed.runs.run_folder import check_name
 from lightfed.runs.run_logger import RunLogger
 from lightfed.utils.determinism import ask_for_same_bits
-from lightfed.utils.errors import Interrupted, UserError
+from lightfed.utils.errors import PAUSED, Interrupted, UserError
 from lightfed.utils.json_output import print_json
 from lightfed.utils.lightning_private import _PATH, _CheckpointConnector, _SignalConnector
 from lightfed.utils.memory import keep_heap
@@ -257,7 +257,12 @@ class FederatedTrainer(RunTrainer):
     @override
     @silenced()
     def fit(
-        self, *args: Any, ckpt_path: _PATH | None = None, json: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        ckpt_path: _PATH | None = None,
+        json: bool = False,
+        pause_after: int | None = None,
+        **kwargs: Any,
     ) -> None:
         """Run the rounds.
 
@@ -268,12 +273,18 @@ class FederatedTrainer(RunTrainer):
                 without it.
             json: Print the final values for a program (docs/scripts.md), not a table. What would
                 be on standard output besides goes to standard error.
+            pause_after: Round after which the run stops for now, with its state on disk. Without
+                it, and with ckpt_path last, the run goes on and gets the bits of one that never
+                stopped.
             **kwargs: Likewise; checkpoints are always loaded as tensors and primitives.
 
         Raises:
             SystemExit: A signal has stopped the run; its state is on disk.
             UserError: A setting or file of the user cannot be used.
         """
+        if pause_after is not None:
+            checks.check_least("pause_after", pause_after)
+        self.pause_after = pause_after
         if not json:
             self._fit(args, kwargs, ckpt_path)
             return
@@ -307,7 +318,11 @@ class FederatedTrainer(RunTrainer):
                 with self.no_exit():
                     super().fit(*args, ckpt_path=path, **kwargs)  # type: ignore[misc]
             except Interrupted as ended:
-                requeue.leave(ended, first=self.is_global_zero)
+                if ended.signal_number != PAUSED:
+                    requeue.leave(ended, first=self.is_global_zero)
+                if self.is_global_zero:
+                    requeue.say_pause(ended)
+                return
             except (MisconfigurationException, RuntimeError) as error:
                 # Lightning finds out after the first round that nobody measures a monitor. Such a
                 # run has not begun, and leaves no folder.

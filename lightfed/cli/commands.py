@@ -19,7 +19,7 @@ CATALOGUE = (
 COMMANDS = {
     "report": "lightfed.lab.report.command:main",
     "configs": "lightfed.cli.shipped:main",
-    "sweep": "lightfed.lab.sweep:main",
+    "sweep": "lightfed.lab.sweep_command:main",
     "compare": "lightfed.lab.compare:main",
     "study": "lightfed.lab.study:main",
     "export": "lightfed.lab.sharing.command:main",

@@ -37,7 +37,15 @@ WORDS = {
 }
 
 # Options of commands that are in none of the sections of a configuration.
-_OPTIONS_OF_COMMANDS = ("ckpt_path", "config", "json", "rounds", "verbose", "world_size")
+_OPTIONS_OF_COMMANDS = (
+    "ckpt_path",
+    "config",
+    "json",
+    "pause_after",
+    "rounds",
+    "verbose",
+    "world_size",
+)
 
 _NEEDS_LESS_MEMORY = (
     "lower the sizes of data.dataset, data.batch_size, model.clients or model.pack_memory"

@@ -53,12 +53,14 @@ def as_written(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return a configuration as its run's config.yaml has it: plain values, lists and mappings.
 
     A run is known by these values. Those of the parser differ between a default and the same value
-    read from a file: one can be a tuple, the other a list. The checkpoint of this command is left
-    out, because a run that is made from the file later starts anew unless it names one.
+    read from a file: one can be a tuple, the other a list. The checkpoint of this command and its
+    pause are left out, because a run that is made from the file later starts anew, and runs to its
+    end, unless it says otherwise.
     """
     written = yaml.safe_load(parser.dump(config, skip_none=False))
     repaired: dict[str, Any] = _repaired(written, config.as_dict())
     repaired.pop("ckpt_path", None)
+    repaired.pop("pause_after", None)
     return repaired
 
 

@@ -30,6 +30,7 @@ class Wanted(NamedTuple):
         values: Its whole configuration by dotted keys, with the moment of its tests.
         files: The digests of the files that it was read from, by their paths. None if it is not
             known which these are.
+        pause: The round after which the command stops for now; None if it runs to its end.
     """
 
     words: tuple[str, ...]
@@ -40,6 +41,7 @@ class Wanted(NamedTuple):
     ranks: int
     values: Mapping[str, Any]
     files: Mapping[str, str] | None = None
+    pause: int | None = None
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Wanted:
@@ -82,7 +84,12 @@ class Wanted(NamedTuple):
             limits=trainer.limits,
             ranks=trainer.num_nodes * trainer.strategy.num_processes,
             values=values,
+            pause=cli.config["fit"].get("pause_after"),
         )
+
+    def up_to(self, rounds: int) -> Wanted:
+        """Return the same run, which stops for now after so many rounds."""
+        return self._replace(words=(*self.words, f"--pause_after={rounds}"), pause=rounds)
 
     def at(self, seed: int) -> Wanted:
         """Return the same run with another seed."""
@@ -104,9 +111,21 @@ class Wanted(NamedTuple):
         return (str(self.root), self.name, self.digest, str(sorted(self.limits.items())))
 
     def finished(self) -> Path | None:
-        """Return the folder of a finished run with these limits; None without one."""
-        for folder, record in self._folders():
+        """Return the folder of a finished run with these limits; None without one.
+
+        A run that is to pause has finished for now as soon as it has these rounds.
+        """
+        folders = self._folders()
+        for folder, record in folders:
             if _limits_of_finished(record) == self.limits:
+                return folder
+        if self.pause is None:
+            return None
+
+        for folder, record in folders:
+            is_unfinished = _limits_of_finished(record) is None
+            has_as_many_rounds = record.get("rounds") == self.limits["max_epochs"]
+            if is_unfinished and has_as_many_rounds and _rounds_in(folder) >= self.pause:
                 return folder
         return None
 
@@ -150,6 +169,19 @@ class Wanted(NamedTuple):
             if record.get("name") == self.name and record.get("config") == own_digest:
                 folders.append((folder, record))
         return folders
+
+
+def _rounds_in(folder: Path) -> int:
+    """Return the last round in a run folder's metrics.csv; 0 if there is none."""
+    try:
+        lines = (folder / "metrics.csv").read_text("utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return 0
+
+    # A line without its end is still being written.
+    whole = [line for line in lines[1:] if line.endswith("\n")]
+    first_field = whole[-1].partition(",")[0] if whole else ""
+    return int(first_field) if first_field.isdecimal() else 0
 
 
 def _limits_of_finished(record: Mapping[str, Any]) -> Any:

@@ -183,6 +183,18 @@ def leave(
     sys.exit(128 + signal)
 
 
+def say_pause(interrupted: Interrupted) -> None:
+    """Tell the user that a run has stopped where it was asked to.
+
+    Args:
+        interrupted: What is saved.
+    """
+    how = "the same command without --pause_after, with --ckpt_path last, goes on"
+    if not interrupted.resumable:
+        how = "nothing is saved, because the run has no checkpoint"
+    print(f"lightfed: paused after {interrupted.saved}; {how}", file=sys.stderr, flush=True)
+
+
 def _outcome(interrupted: Interrupted, job: Job | None) -> Outcome:
     """Requeue the job of an interrupted run if that is of use, and return what becomes of it."""
     if not interrupted.resumable:

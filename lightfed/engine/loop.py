@@ -23,7 +23,7 @@ from lightfed.local.session import SessionReport
 from lightfed.runs import checkpoint
 from lightfed.runs.checkpoint import JOURNAL
 from lightfed.utils import lightning_private
-from lightfed.utils.errors import Interrupted, NoEnd, UserError
+from lightfed.utils.errors import PAUSED, Interrupted, NoEnd, UserError
 from lightfed.utils.lightning_private import _call_callback_hooks, call_overridden, overriding
 
 _WAVE_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -352,9 +352,23 @@ class FederatedLoop(lightning_private._FitLoop):
             super().on_advance_end()
         self.epoch_loop.forget_journal()
         signal = self.epoch_loop.messages.round_ends()
-        if signal and not self.done:
+        if self.done:
+            return
+        if signal:
             self.epoch_loop.messages.run_ends()
             self.trainer.interrupt(signal)
+        self._pause()
+
+    def _pause(self) -> None:
+        """Stop for now if the run has done the rounds after which it is to pause.
+
+        Raises:
+            Interrupted: It has.
+        """
+        last_round = self.trainer.pause_after
+        if last_round is not None and self.trainer.current_epoch >= last_round:
+            self.epoch_loop.messages.run_ends()
+            self.trainer.interrupt(PAUSED)
 
     @override
     def on_run_start(self) -> None:
@@ -362,6 +376,8 @@ class FederatedLoop(lightning_private._FitLoop):
         messages = RoundMessages(self.trainer)
         self.epoch_loop.messages = messages
         self.trainer.strategy.ranks.messages = messages  # they travel with its gathers
+        if not self.done:
+            self._pause()  # a run that is resumed may have these rounds already
 
     @override
     def on_run_end(self) -> None:

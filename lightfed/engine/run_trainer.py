@@ -41,6 +41,7 @@ class RunTrainer(Recorded, L.Trainer):
         step_callbacks: Callbacks that act on the steps of clients, and hear no rounds.
         in_round: Whether a round is running; checkpoints that are requested meanwhile wait for its
             end.
+        pause_after: The round after which the run stops for now; None if it runs to its end.
     """
 
     callbacks: list[Callback]
@@ -51,6 +52,7 @@ class RunTrainer(Recorded, L.Trainer):
     limits: dict[str, Any]
     step_callbacks: Sequence[Callback] = ()
     in_round: bool = False
+    pause_after: int | None = None
     _config: dict[str, Any] | None = None
     _deferred_checkpoints: list[tuple[_PATH, bool | None, Any]]
 
@@ -155,7 +157,7 @@ class RunTrainer(Recorded, L.Trainer):
         """End the run after a round, with everything on disk.
 
         Args:
-            signal: The number of the signal that has asked for it.
+            signal: The number of the signal that has asked for it; `PAUSED` for `pause_after`.
 
         Raises:
             Interrupted: Always.

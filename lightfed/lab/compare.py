@@ -17,20 +17,36 @@ import yaml  # type: ignore[import-untyped]
 from jsonargparse.typing import PositiveInt
 
 from lightfed.cli.shipped import PREFIX, with_paths
-from lightfed.lab.contest import VALIDATION_SHARE, Grid, Held, Method, Needed, Way, hold
+from lightfed.lab.contest import Grid, Held, Method, Needed, Way, hold
 from lightfed.lab.drawing.files import FORMATS, TABLES, listed
 from lightfed.lab.report import comparison
 from lightfed.lab.report.comparison import Files
 from lightfed.lab.results import text
 from lightfed.lab.results.groups import common_parent, runs_of
-from lightfed.lab.results.run import is_metric
 from lightfed.lab.results.verdicts import Target, difference_table, goal_of, rows_of, verdict
 from lightfed.lab.run_folders import read_runs
-from lightfed.lab.several import show_several
+from lightfed.lab.search_options import (
+    OPTIONS_OF_A_SEARCH,
+    add_search,
+    grid_of,
+    grid_of_options,
+    seed_list,
+)
+from lightfed.lab.several import several_numbers, show_several, together
 from lightfed.lab.sweep import add_execution, check_json
-from lightfed.lab.until import DECIDED, described, design_of, hold_until, look_list
+from lightfed.lab.until import (
+    DECIDED,
+    Ended,
+    described,
+    design_of,
+    hold_until,
+    look_list,
+)
 from lightfed.utils.errors import OneLineParser, UserError
 from lightfed.utils.json_output import print_json
+
+# A study and others read options of a comparison by these names.
+__all__ = ["add_files", "beside", "grid_of", "main", "names_of", "searched", "seed_list", "seeds"]
 
 CONFIGURATIONS = (".yaml", ".yml")
 # Options of one kind of comparison, by name; the other kind refuses them.
@@ -40,14 +56,14 @@ ONLY_CONFIGURATIONS = (
     "set_b",
     "seeds",
     "tune",
-    "tune_seed",
+    *OPTIONS_OF_A_SEARCH,
     "jobs",
     "slurm",
     "until",
     "most",
     "looks",
 )
-ONLY_TWO = ("set_a", "set_b", "until", "most", "looks", "json")
+ONLY_TWO = ("set_a", "set_b")
 ONLY_FOLDERS = ("group", "pivot", "columns", "std")
 
 
@@ -121,13 +137,14 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         _refuse(asked, ONLY_TWO, found, "two configurations")
     methods = _methods(asked)
     given_target = _target(asked.target)
-    grid = grid_of(asked.tune, [100] if asked.tune_seed is None else asked.tune_seed)
+    grid = grid_of_options(asked)
     way = Way(asked.jobs, asked.slurm)
     metric = _metric(asked.metric, given_target)
     needed = [] if metric is None else [Needed("--metric", metric)]
 
-    planned = design_of(asked.until, asked.most, asked.looks, asked.seeds)
-    ended = None
+    claims = len(methods) - 1
+    planned = design_of(asked.until, asked.most, asked.looks, asked.seeds, claims=claims)
+    ended: list[Ended] = []
     if planned is None:
         held = hold(
             methods,
@@ -143,20 +160,25 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         ended = hold_until(
             methods, chosen_seeds, design, way, grid=grid, metric=metric, differ=asked.differ
         )
-        held = ended.held
+        held = together(ended)
 
     target = comparison.target_of(given_target, held.metric, runs_of(held.groups))
-    if len(methods) > 2:
-        notes = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
+    commands = [shlex.join(method.words) for method in methods]
+    notes = []
+    for method, command in zip(methods, commands, strict=True):
+        notes.append(f"{method.name}: lightfed {command}")
+    if claims > 1:
+        if asked.json:
+            print_json(several_numbers(held, commands, target, ended))
+            return 0
         notes += searched(held, grid)
         place = asked.output or beside(held, "compare")
-        show_several(held, place, notes, Files(asked.format, asked.table), target)
+        show_several(held, place, notes, Files(asked.format, asked.table), target, ended)
         return 0
 
     a, b = held.groups
     rows = rows_of(a, b, target)
     if asked.json:
-        commands = [shlex.join(method.words) for method in methods]
         numbers = comparison.pair_numbers(
             a,
             b,
@@ -166,21 +188,21 @@ def _of_configurations(asked: argparse.Namespace) -> int:
             rows=rows,
             differ=held.differ,
             search=held.search,
+            trials=held.trials,
         )
-        if ended is not None:
-            numbers |= ended.numbers
+        for one in ended:
+            numbers |= one.numbers
         print_json(numbers)
         return 0
 
-    notes = [f"{method.name}: lightfed {shlex.join(method.words)}" for method in methods]
     notes += held.differ
     notes += searched(held, grid)
     if target is not None:
         notes.append(f"target: {goal_of(target)}")
     answer = verdict(a, b, held.metric)
-    if ended is not None:
-        notes += described(ended.design)
-        answer = ended.line
+    for one in ended:
+        notes += described(one.design)
+        answer = one.line
     comparison.show(
         asked.output or beside(held, "compare"),
         "compare",
@@ -293,18 +315,8 @@ def _algorithm_in(file: Path) -> str:
 
 
 def searched(held: Held, grid: Grid | None) -> list[str]:
-    """How rates were searched, as a sentence; nothing without a search."""
-    if grid is None:
-        return []
-    keys = " and ".join(grid.values)
-    word = "seed" if len(grid.seeds) == 1 else "seeds"
-    seeds_of_search = f"{word} {text.seeds_text(grid.seeds)}"
-    line = f"{keys}: the same values for each method, on {seeds_of_search}, by {held.metric}"
-    if held.chosen_by != held.metric:
-        line += " on validation samples"
-    elif is_metric(held.metric):
-        line += " on test samples"
-    return [line]
+    """How rates were searched, in sentences; none without a search."""
+    return held.search_notes(grid)
 
 
 # Values of options.
@@ -356,45 +368,6 @@ def _metric(given: str | None, target: float | Target | None) -> str | None:
     if given is None and isinstance(target, tuple):
         return target[0]
     return given
-
-
-def grid_of(
-    given: Sequence[str], on: Sequence[int], validation: float = VALIDATION_SHARE
-) -> Grid | None:
-    """The grid of `key=value,value` words; None without any.
-
-    Args:
-        given: The words.
-        on: The seeds of the search.
-        validation: The part of its training samples that a client keeps for the search.
-
-    Raises:
-        UserError: A key has fewer than two values.
-    """
-    values = {}
-    for word in given:
-        key, _, listed_values = word.partition("=")
-        values[key] = [value for value in listed_values.split(",") if value]
-        if len(values[key]) < 2:
-            raise UserError("--tune", word, "give two or more values: key=.01,.03,.1")
-    return Grid(values, on, validation) if values else None
-
-
-def seed_list(words: str) -> list[int]:
-    """The seeds of an argument such as `100`, `0-4` or `0,2,7-9`, each once.
-
-    Raises:
-        argparse.ArgumentTypeError: It is none.
-    """
-    found: list[int] = []
-    for part in words.split(","):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if ends is None:
-            raise argparse.ArgumentTypeError(f"{words!r} is not like 0-4 or 0,2,7-9")
-        first = int(ends[1])
-        last = first if ends[2] is None else int(ends[2])
-        found += range(first, last + 1)
-    return list(dict.fromkeys(found))
 
 
 def seeds(words: str) -> list[int]:
@@ -452,10 +425,7 @@ def _parser() -> argparse.ArgumentParser:
         about = f"set this key for {of}"
         add(flag, action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=about)
     add("--seeds", type=seeds, help="seeds to compare (default: 0-4)")
-    alike = "search these values for both methods alike, such as model.optimizer.lr=.01,.03,.1"
-    add("--tune", action="extend", nargs="+", default=[], metavar="KEY=X,Y", help=alike)
-    of_search = "seed of the search, or several, such as 100-102 (default: 100)"
-    add("--tune-seed", type=seed_list, metavar="SEEDS", help=of_search)
+    add_search(add)
     stop = "run no more seeds once the answer is known, which is looked at a few times"
     add("--until", choices=[DECIDED], help=stop)
     add("--most", type=PositiveInt, metavar="N", help="seeds at most (default: 20)")

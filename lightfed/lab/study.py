@@ -9,7 +9,7 @@ import json
 import math
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
@@ -21,10 +21,9 @@ from pandas import DataFrame
 from lightfed.cli.commands import CONFIGURATIONS
 from lightfed.cli.config_files import check_file
 from lightfed.cli.shipped import PREFIX, ROOT, studies
-from lightfed.lab.compare import add_files, beside, grid_of, searched, seed_list, seeds
+from lightfed.lab.case_numbers import case_numbers, commits_of, study_numbers
+from lightfed.lab.compare import add_files, beside, searched, seeds
 from lightfed.lab.contest import (
-    VALIDATION_SHARE,
-    Grid,
     Held,
     Method,
     Needed,
@@ -34,13 +33,14 @@ from lightfed.lab.contest import (
 )
 from lightfed.lab.drawing.files import markdown
 from lightfed.lab.drawing.marks import file_name
+from lightfed.lab.grid import VALIDATION_SHARE, Grid
 from lightfed.lab.report.comparison import Files, show
 from lightfed.lab.report.figures import seeds_note
 from lightfed.lab.results import holm, text
 from lightfed.lab.results.claims import Claim, Question, answered
 from lightfed.lab.results.groups import Group, final_text
 from lightfed.lab.results.paired import mean_and_std, t_half_width
-from lightfed.lab.results.run import ENERGY, TIME, Run
+from lightfed.lab.results.run import ENERGY, Run
 from lightfed.lab.results.verdicts import (
     UNTIL,
     Target,
@@ -49,6 +49,7 @@ from lightfed.lab.results.verdicts import (
     goal_of,
     value_text,
 )
+from lightfed.lab.search_options import grid_of, seed_list
 from lightfed.lab.sweep import add_execution, check_json
 from lightfed.utils.errors import OneLineParser, UserError
 from lightfed.utils.json_output import print_json
@@ -74,8 +75,11 @@ class Study:
         seconds: CPU time of a run, a mean; None if nobody has measured it.
         cases: By name, values of keys and words for all methods. A contest is held for each case.
         target: A column of metrics.csv and the value to reach, at most one.
-        tune: Values by key, of which every method gets the best.
+        tune: Values or a range by key, of which every method gets the best.
         tune_seed: The seeds of that search.
+        trials: How many trials are drawn from ranges.
+        trials_seed: The seed of these draws.
+        stop_early: Whether hopeless trials are stopped; None for those that are drawn.
         validation: The part of its training samples that a client keeps for that search. With 0 the
             values are chosen on test samples.
         claims: Each has `better`, `than` and `metric`: two methods and a column.
@@ -93,8 +97,11 @@ class Study:
     seconds: float | None = None
     cases: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     target: Mapping[str, float] = field(default_factory=dict)
-    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune: Mapping[str, Sequence[Any] | str] = field(default_factory=dict)
     tune_seed: Sequence[int] = (100,)
+    trials: int | None = None
+    trials_seed: int | None = None
+    stop_early: bool | None = None
     validation: float = VALIDATION_SHARE
     claims: Sequence[Mapping[str, str]] = ()
     theirs: Mapping[str, Any] = field(default_factory=dict)
@@ -110,8 +117,17 @@ class Study:
         """The search that every method gets alike; None without one."""
         values = []
         for key, tried in self.tune.items():
-            values.append(f"{key}={','.join(map(str, tried))}")
-        return grid_of(values, self.tune_seed, self.validation)
+            listed = tried if isinstance(tried, str) else ",".join(map(str, tried))
+            values.append(f"{key}={listed}")
+        return grid_of(
+            values,
+            self.tune_seed,
+            self.validation,
+            trials=self.trials,
+            trials_seed=self.trials_seed,
+            stop_early=self.stop_early,
+            file=self.path.name,
+        )
 
     @property
     def size(self) -> int:
@@ -217,16 +233,14 @@ def main(argv: Sequence[str]) -> int:
         print(page(asked.name, study.title, runs, parts))
     if asked.json:
         print_json(
-            {
-                "study": asked.name,
-                "title": study.title,
-                "digest": digest(asked.name),
-                "correction": "Holm (1979)",
-                "number": study.number_of_claims,
-                "error": holm.ERROR,
-                "cases": numbers,
-                "commits": commits_of(runs),
-            }
+            study_numbers(
+                name=asked.name,
+                title=study.title,
+                digest=digest(asked.name),
+                claims=study.number_of_claims,
+                cases=numbers,
+                runs=runs,
+            )
         )
     return 0
 
@@ -327,43 +341,15 @@ def _case_numbers(held_case: HeldCase, claims: Sequence[Claim]) -> dict[str, Any
         claims: Its claims.
     """
     case, study, held = held_case
-    target = study.goal
-    methods = []
-    for group in held.groups:
-        values = {}
-        for column in study.columns:
-            finals = list(finals_of(group, column, target).values())
-            finite = [value for value in finals if math.isfinite(value)]
-            mean, std = mean_and_std(finite)
-            # A mean over the seeds that reached a target, or did not diverge, is not that of all.
-            is_whole = len(finite) == len(group.runs)
-            values[column] = {
-                "mean": mean if is_whole else None,
-                "half_width": t_half_width(std, len(finite)) if is_whole else None,
-                "seeds": len(finite),
-                "theirs": study.theirs.get(group.label, {}).get(column),
-            }
-
-        spent = DataFrame([costs_of(run) for run in group.runs]).mean()
-        costs = {
-            "bytes": float(spent["bytes"]),
-            "flops": float(spent["FLOPs"]),
-            "seconds": float(spent["seconds"]),
-            "virtual_seconds": float(spent[TIME]),
-            "joules": float(spent[ENERGY]),
-        }
-        methods.append({"name": group.name, "values": values, "costs": costs})
-
-    return {
-        "name": case,
-        "metric": held.metric,
-        "seeds": list(study.seeds),
-        "target": None if target is None else {"metric": target[0], "value": target[1]},
-        "methods": methods,
-        "claims": [claim.values for claim in claims],
-        "differ": held.differ,
-        "search": held.search.to_dict("records"),
-    }
+    return case_numbers(
+        held,
+        name=case,
+        seeds=study.seeds,
+        columns=study.columns,
+        target=study.goal,
+        claims=[claim.values for claim in claims],
+        theirs=study.theirs,
+    )
 
 
 # The file.
@@ -413,6 +399,7 @@ def read_study(name: str) -> Study:
     for key in sorted(needed - written.keys()):
         raise UserError(f"{path.name}: {key}", "missing", f"a study has {', '.join(needed)}")
 
+    _check_kinds(written, path)
     for key in ("methods", "cases"):
         for one, values in written.get(key, {}).items():
             if not isinstance(values, dict):
@@ -430,7 +417,101 @@ def read_study(name: str) -> Study:
     study = Study(path=path, **written)
     _check_names(study)
     _check_words(study)
+    # Made here for its errors: a range that is none is found before anything is run.
+    assert study.grid is None or study.grid.values
     return study
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_text(item) for item in value)
+
+
+def _are_columns(value: Any) -> bool:
+    is_word = isinstance(value, str) and _WORD.fullmatch(value) is not None
+    return is_word or _are_texts(value)
+
+
+def _is_target(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) <= 1 and all(map(_is_number, value.values()))
+
+
+def _are_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, dict) for item in value.values())
+
+
+def _are_claims(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    for claim in value:
+        if not isinstance(claim, dict) or set(claim) != _OF_A_CLAIM:
+            return False
+        if not all(_is_text(part) for part in claim.values()):
+            return False
+    return True
+
+
+_OF_A_CLAIM = {"better", "than", "metric"}
+
+# What a key of a study may hold: its check, and what to write instead of something else.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "title": (_is_text, "write a text"),
+    "common": (lambda value: isinstance(value, dict) or _is_text(value), "write keys, or a file"),
+    "methods": (
+        lambda value: isinstance(value, dict) and len(value) > 0,
+        "write the keys of each method below its name",
+    ),
+    "cases": (
+        lambda value: isinstance(value, dict) and len(value) > 0,
+        "write the keys of each case below its name, or leave it out",
+    ),
+    "metric": (_is_text, "write a column of metrics.csv, such as personal/accuracy"),
+    "columns": (_are_columns, "write a list of columns of metrics.csv"),
+    "seconds": (_is_number, "write the CPU seconds of a run"),
+    "target": (_is_target, "write one column and its value, such as personal/accuracy: 0.9"),
+    "claims": (_are_claims, "write a list of claims, each with better, than and metric"),
+    "theirs": (_are_by_name, "write the columns and figures of each method below its name"),
+    "differ": (_are_texts, "write a list of keys"),
+    "tune": (
+        lambda value: isinstance(value, dict),
+        "write keys, each with a list of values or a range such as log(0.01, 1)",
+    ),
+    "trials": (_is_whole, "write a whole number from 2, such as 12"),
+    "trials_seed": (_is_whole, "write a whole number, such as 0"),
+    "stop_early": (lambda value: isinstance(value, bool), "write true or false"),
+    "validation": (_is_share, "write a share of the training samples, such as 0.1, or 0 for none"),
+}
+
+
+def _check_kinds(written: Mapping[str, Any], path: Path) -> None:
+    """Refuse a key that holds something of another kind.
+
+    Raises:
+        UserError: One does; the first one is named.
+    """
+    for key, (fits, fix) in _KINDS.items():
+        if key in written and not fits(written[key]):
+            raise UserError(f"{path.name}: {key}", json.dumps(written[key], default=str), fix)
+
+    for key, tried in written.get("tune", {}).items():
+        if not isinstance(tried, list | str):
+            fix = 'write a list of values, or a range in quotes, such as "log(0.01, 1)"'
+            raise UserError(f"{path.name}: tune: {key}", f"{tried!r}", fix)
 
 
 def _check_names(study: Study) -> None:
@@ -601,11 +682,6 @@ def page(name: str, title: str, runs: Sequence[Run], parts: Sequence[str]) -> st
     made = f"commit {', '.join(commits)}, {date.fromtimestamp(newest)}, digest {digest(name)}"
     head = [f"<!-- study {name}, {made} -->", f"# {text.sentence(title)}"]
     return "\n\n".join([*head, f"`lightfed study {name}`", *parts])
-
-
-def commits_of(runs: Sequence[Run]) -> list[str]:
-    """The commits of lightfed that made these runs."""
-    return sorted({str(run.environment.get("commit", "unknown")) for run in runs})
 
 
 def part(case: str, held: Held, table: DataFrame, claims: DataFrame, notes: Sequence[str]) -> str:

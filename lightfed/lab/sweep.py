@@ -1,4 +1,4 @@
-"""`lightfed sweep`: the runs of a list, a line with the arguments of each."""
+"""Runs of a list: they are checked, run or submitted, and a line is printed for each."""
 
 import argparse
 import os
@@ -12,13 +12,11 @@ from signal import SIGINT
 from typing import Any, TextIO
 
 from lightfed.cli import run_locks
-from lightfed.cli.known_runs import KnownRuns
 from lightfed.cli.wanted import Wanted
 from lightfed.lab.results.run import primary_metric, read
 from lightfed.lab.results.text import goal_text, seconds_text
 from lightfed.lab.runner import Outcome, check, run_all
-from lightfed.utils.errors import NOT_FINITE, OneLineParser, UserError
-from lightfed.utils.json_output import print_json
+from lightfed.utils.errors import NOT_FINITE, UserError
 from lightfed.utils.process import report
 
 SCRIPT = Path("slurm/sweep.sbatch")
@@ -53,83 +51,6 @@ def check_json(asked: argparse.Namespace) -> None:
         raise UserError("--json", found, "submit without it, and give it when the array has ended")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the sub-command; `argv` holds the words after `lightfed sweep`."""
-    asked, further = _parser().parse_known_args(argv)
-    check_json(asked)
-    if asked.json and asked.line is not None:
-        raise UserError("--json", "given beside --line", "leave one of them out")
-    lines = _lines(asked.file, further, only=asked.line)
-    if not lines and asked.line is not None:
-        print(f"line {asked.line} of {asked.file} is empty or a comment: nothing to train")
-        return 0
-    if not lines:
-        found = f"{asked.file} has no line to run"
-        raise UserError("sweep", found, "write one: fit --config FILE")
-
-    names = [f"{asked.file}, line {number}" for number in lines]
-    known = KnownRuns(list(lines.values()))
-    runs = _finished(known, names)
-    if runs is None:
-        runs = checked(list(lines.values()), names)
-    try:
-        return _run_lines(asked, lines, further, runs)
-    finally:
-        known.keep(runs)
-
-
-def _finished(known: KnownRuns, names: Sequence[str]) -> list[Wanted] | None:
-    """Return the runs of a list if they are known and finished, so that nothing is to train."""
-    runs = known.recall()
-    if runs is None or any(wanted.finished() is None for wanted in runs):
-        return None
-    return _each_once(runs, names)
-
-
-def _run_lines(
-    asked: argparse.Namespace,
-    lines: Mapping[int, Sequence[str]],
-    further: Sequence[str],
-    runs: Sequence[Wanted],
-) -> int:
-    """Run what is missing of a list here, or submit it; return the status.
-
-    Args:
-        asked: The arguments of the command.
-        lines: The words of each line by its number.
-        further: Words that were added to every line.
-        runs: The run of each line.
-    """
-    if asked.line is not None:
-        return _become(runs[0])
-    if asked.slurm:
-        missing = []
-        for number, wanted in zip(lines, runs, strict=True):
-            if wanted.finished() is None:
-                missing.append(number)
-        return submit(asked.file, missing, further, jobs=asked.jobs)
-    if asked.json:
-        return _run_for_program(runs, jobs=asked.jobs or 1)
-    return run(runs, jobs=asked.jobs or 1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        "lightfed sweep",
-        allow_abbrev=False,
-        description="Run every line of a file that has not been run yet. A line has the arguments "
-        "of `lightfed`, such as `fit --config FILE --model.seed 1`. Further arguments are added to "
-        "every line.",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the file; # begins a comment")
-    alone = "run only this line, in this process, as a task of a job array does"
-    parser.add_argument("--line", type=PositiveInt, metavar="N", help=alone)
-    add_execution(parser)
-    what = "print the outcome of each run as JSON; progress goes to standard error"
-    parser.add_argument("--json", action="store_true", help=what)
-    return parser
-
-
 def checked(
     commands: Sequence[Sequence[str]], names: Sequence[str], *, twins: bool = False
 ) -> list[Wanted]:
@@ -142,10 +63,10 @@ def checked(
         names: What to call each command in a line about its fault.
         twins: Whether two commands may ask for the same run. Otherwise the second is a fault.
     """
-    return _each_once(check(commands), names, twins=twins)
+    return each_once(check(commands), names, twins=twins)
 
 
-def _each_once(
+def each_once(
     results: Sequence[Wanted | UserError], names: Sequence[str], *, twins: bool = False
 ) -> list[Wanted]:
     """Return the runs that were read; see `checked`."""
@@ -209,16 +130,24 @@ def run(
     return worst
 
 
-def _run_for_program(runs: Sequence[Wanted], *, jobs: int) -> int:
-    """As `run`, with lines on standard error, and an object for a program at the end."""
-    outcomes: list[Outcome] = []
-    status = run(runs, jobs=jobs, to=sys.stderr, outcomes=outcomes)
+def numbers_of(
+    runs: Sequence[Wanted],
+    outcomes: Sequence[Outcome],
+    status: int,
+    trials: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return what became of a list as values for JSON.
 
+    Args:
+        runs: The runs, in the order of the list.
+        outcomes: What became of those that have begun.
+        status: The status of the command.
+        trials: Every trial of a search.
+    """
     # In the order of the list, and not in that of their ends.
     outcome_of = {outcome.wanted.identity: outcome for outcome in outcomes}
     rows = [_numbers(wanted, outcome_of.get(wanted.identity)) for wanted in runs]
-    print_json({"status": status, "runs": rows})
-    return status
+    return {"status": status, "runs": rows, "trials": list(trials)}
 
 
 def _numbers(wanted: Wanted, outcome: Outcome | None) -> dict[str, Any]:
@@ -307,9 +236,10 @@ def _line_of(outcome: Outcome) -> str:
     assert folder is not None, "status 0 is that of a finished run"
     result = read(folder)
     column = primary_metric(result)
-    when = "was finished"
+    ended = "finished" if wanted.pause is None else f"paused after round {wanted.pause}"
+    when = f"was {ended}"
     if outcome.seconds:
-        when = f"finished in {seconds_text(outcome.seconds)}"
+        when = f"{ended} in {seconds_text(outcome.seconds)}"
     final = goal_text(column, result.final(column))
     return f"{folder}: {result.algorithm}, seed {result.seed}, {when}, {final}"
 
@@ -317,7 +247,7 @@ def _line_of(outcome: Outcome) -> str:
 # A single line, in this process.
 
 
-def _become(wanted: Wanted) -> int:
+def become(wanted: Wanted) -> int:
     """Run a command as the only one of this process; return its status."""
     lock = run_locks.wait(wanted)  # another command may be training it
     try:
@@ -354,7 +284,7 @@ def _train(wanted: Wanted) -> int:
     return 0
 
 
-def _lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int, list[str]]:
+def read_lines(file: Path, further: Sequence[str], *, only: int | None) -> dict[int, list[str]]:
     """The words of each line of a list by its number, from 1, without comments.
 
     Args:

@@ -8,10 +8,11 @@ import math
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lightfed.lab.contest import Entered, Grid, Held, Method, Needed, Submitted, Way, enter
+from lightfed.lab.contest import Entered, Grid, Held, Method, Needed, Way, enter
 from lightfed.lab.results import text
 from lightfed.lab.results.paired import Verdict
 from lightfed.lab.results.sequential import Design, Look
@@ -41,6 +42,7 @@ class Ended(NamedTuple):
         look: The look at which it ended.
         p_values: The p value of each look so far.
         identical: Whether all runs of both methods are the same.
+        out_of_budget: Whether it ended because further runs would cost too much.
     """
 
     held: Held
@@ -48,6 +50,12 @@ class Ended(NamedTuple):
     look: Look
     p_values: list[float]
     identical: bool
+    out_of_budget: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further look is taken."""
+        return self.identical or self.look.ends
 
     @property
     def verdict(self) -> Verdict:
@@ -66,6 +74,8 @@ class Ended(NamedTuple):
             return "identical runs"
         if self.look.shown:
             return DECIDED
+        if self.out_of_budget:
+            return "budget"
         return "last look" if self.look.number == len(self.design.looks) else "futile"
 
     @property
@@ -94,9 +104,21 @@ class Ended(NamedTuple):
         if self.why == "futile":
             chance = f"{100 * self.look.predictive:.0f} %"
             ending = f"given up at {at}, {p}: the last look would show a difference with {chance}"
+        elif self.why == "budget":
+            ending = f"the budget ended after {at}, {p}"
         else:
             ending = f"not decided by {at}, {p}"
         return f"{line}; {ending}; {excluded}"
+
+    @property
+    def direction(self) -> int:
+        """1 if a higher value of its metric is better, and -1 if a lower one is."""
+        return direction_of(self.held.metric)
+
+    @property
+    def overall_p(self) -> float:
+        """The p value of the whole comparison."""
+        return self.design.overall_p(self.p_values)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -118,7 +140,7 @@ class Ended(NamedTuple):
                 "look": self.look.number,
                 "ended": self.why,
                 "predictive": predictive if math.isfinite(predictive) else None,
-                "overall_p": self.design.overall_p(self.p_values),
+                "overall_p": self.overall_p,
                 "low": self.look.difference.mean - self.look.half,
                 "high": self.look.difference.mean + self.look.half,
             },
@@ -134,31 +156,66 @@ def hold_until(
     grid: Grid | None = None,
     metric: str | None = None,
     differ: Sequence[str] = (),
-) -> Ended:
-    """Run the seeds of one look after the other until the comparison of two methods ends.
+) -> list[Ended]:
+    """Run the seeds of one look after the other until every comparison with the first method ends.
+
+    A method whose comparison has ended is run no more.
 
     Args:
-        methods: The method that is compared with, and the other one.
+        methods: The method that is compared with, and one or several others.
         seeds: The seeds in their order, as many as the last look has.
-        design: The looks.
+        design: The looks. Their level is that of a single comparison.
         way: How missing runs are run. Submitted runs end the process at each look that lacks some.
         grid: The search for the best values of each method; None for no search.
         metric: A column of metrics.csv; by default the first that all runs have.
         differ: Keys in which methods may differ, though they decide what is measured.
 
+    Returns:
+        The comparison of each method but the first, in their order.
+
     Raises:
         UserError: As `contest.hold`; or a method failed in some seeds.
         Submitted: What is missing has been submitted.
     """
-    looks_note, *_ = described(design)
+    looks_note, *_ = described(design, claims=len(methods) - 1)
     print(looks_note, file=sys.stderr)
 
     # A metric that no run has ends the comparison after its first run.
     needed = [] if metric is None else [Needed("--metric", metric)]
     entered = enter(methods, seeds, way, grid=grid, metric=metric, needed=needed, differ=differ)
+    first, *others = entered.winners
+
+    ended_of: dict[str, Ended] = {}
+    looks_of: dict[str, Iterator[Ended]] = {}
+    for n in design.looks:
+        # All at once, so that runs of several methods can be under way.
+        held = _only(entered, [first, *others]).run(seeds[:n], way)
+        if not looks_of:
+            entered = entered._replace(metric=held.metric)
+            for name in others:
+                looks_of[name] = looks_at(_only(entered, [first, name]), seeds, design, way)
+
+        for name in others:
+            ended_of[name] = next(looks_of[name])
+        others = [name for name in others if not ended_of[name].is_over]
+        if not others:
+            break
+    return [ended_of[method.name] for method in methods[1:]]
+
+
+def _only(entered: Entered, names: Sequence[str]) -> Entered:
+    """Return a contest of some of its methods."""
+    return entered._replace(winners={name: entered.winners[name] for name in names})
+
+
+def looks_at(entered: Entered, seeds: Sequence[int], design: Design, way: Way) -> Iterator[Ended]:
+    """Yield what is known after each look, until the comparison of two methods is over.
+
+    The runs of a look are run when it is asked for. See `hold_until` for arguments and errors.
+    """
     p_values: list[float] = []
     for n in design.looks:
-        held = _run_batch(entered, seeds[:n], way)
+        held = entered.run(seeds[:n], way)
         a, b = held.groups
         values = _differences(held, seeds[:n])
         look = design.look(values, seeds[:n])
@@ -166,41 +223,13 @@ def hold_until(
 
         p_values.append(look.p)
         ended = Ended(held, design, look, p_values, are_identical(a, b))
-        if ended.identical or look.ends:
-            return ended
-        print(_progress(ended), file=sys.stderr)
+        if not ended.is_over:
+            print(_progress(ended), file=sys.stderr)
+        yield ended
+        if ended.is_over:
+            return
         # The metric of all looks is that of the first.
         entered = entered._replace(metric=held.metric)
-    raise AssertionError("the last look ends a comparison")
-
-
-def _run_batch(entered: Entered, seeds: Sequence[int], way: Way) -> Held:
-    """Run what is missing of these seeds.
-
-    Raises:
-        UserError: A method failed in some of them.
-    """
-    try:
-        return entered.run(seeds, way)
-    except Submitted:
-        raise
-    except SystemExit as failed:
-        was_stopped = isinstance(failed.code, int) and failed.code > 128
-        unfinished = _unfinished(entered, seeds)
-        if was_stopped or not unfinished:
-            raise
-        fix = "change what fails; finished runs are kept"
-        raise UserError("--until", f"runs failed: {unfinished}", fix) from failed
-
-
-def _unfinished(entered: Entered, seeds: Sequence[int]) -> str:
-    """Return which seeds of which methods have no finished run; empty if all have."""
-    parts = []
-    for name, wanted in entered.winners.items():
-        missing = [seed for seed in seeds if wanted.at(seed).finished() is None]
-        if missing:
-            parts.append(f"{name} in {_seeds_words(missing)}")
-    return ", ".join(parts)
 
 
 def _differences(held: Held, seeds: Sequence[int]) -> list[float]:
@@ -215,7 +244,7 @@ def _differences(held: Held, seeds: Sequence[int]) -> list[float]:
         values = group.finals(held.metric)
         missing = [seed for seed in seeds if not math.isfinite(values.get(seed, math.nan))]
         if missing:
-            parts.append(f"{group.name} in {_seeds_words(missing)}")
+            parts.append(f"{group.name} in {text.named_seeds(missing)}")
         finals.append(values)
     if parts:
         found = f"no finite {held.metric}: {', '.join(parts)}"
@@ -225,16 +254,12 @@ def _differences(held: Held, seeds: Sequence[int]) -> list[float]:
     return [of_b[seed] - of_a[seed] for seed in seeds]
 
 
-def _seeds_words(seeds: Sequence[int]) -> str:
-    word = "seed" if len(seeds) == 1 else "seeds"
-    return f"{word} {text.seeds_text(sorted(seeds))}"
-
-
 def _progress(ended: Ended) -> str:
     """Return what is said of a look that does not end the comparison."""
     look = ended.look
+    _, b = ended.held.groups
     return (
-        f"look {look.number} of {len(ended.design.looks)}: "
+        f"{b.name}: look {look.number} of {len(ended.design.looks)}: "
         f"{gain_text(look.difference, ended.held.metric)}, "
         f"p {p_text(look.p)} where {p_text(look.boundary)} is needed: it goes on"
     )
@@ -243,14 +268,26 @@ def _progress(ended: Ended) -> str:
 # The design.
 
 
-def described(design: Design) -> list[str]:
-    """Return the design in words, as notes."""
-    level = f"{100 * design.level:g} %"
+def described(design: Design, *, claims: int = 1) -> list[str]:
+    """Return the design in words, as notes.
+
+    Args:
+        design: The design of a single comparison.
+        claims: How many there are. The level is divided among them.
+    """
+    level = f"{100 * design.level:.3g} %"
     counts = [str(n) for n in design.looks]
     after = counts[0] if len(counts) == 1 else f"{', '.join(counts[:-1])} and {counts[-1]}"
     limits = ", ".join(p_text(p) for p in design.boundaries())
+    divided = ""
+    if claims > 1:
+        divided = (
+            f" for each of {claims} claims, so that one or more are wrongly shown in at most "
+            f"{100 * claims * design.level:.3g} % (Bonferroni)"
+        )
     return [
-        f"looks after {after} seeds, fixed in advance; the error of all looks together is {level}, "
+        f"looks after {after} seeds, fixed in advance; the error of all looks together is {level}"
+        f"{divided}, "
         f"spent by the {design.spending}-like function of Lan and DeMets (1983); "
         f"a difference is shown at p {limits}, from the joint distribution of the t statistics",
         "given up if the last look would show a difference with a predictive probability below "
@@ -274,7 +311,12 @@ def look_list(words: str) -> list[int]:
 
 
 def design_of(
-    until: str | None, most: int | None, looks: Sequence[int] | None, seeds: Sequence[int] | None
+    until: str | None,
+    most: int | None,
+    looks: Sequence[int] | None,
+    seeds: Sequence[int] | None,
+    *,
+    claims: int = 1,
 ) -> tuple[Design, list[int]] | None:
     """Return the design that options ask for, and its seeds; None without `--until`.
 
@@ -283,6 +325,7 @@ def design_of(
         most: That of `--most`.
         looks: That of `--looks`.
         seeds: That of `--seeds`. By default they are 0, 1, 2, ...
+        claims: How many comparisons share the error.
 
     Raises:
         UserError: The options do not fit each other.
@@ -307,6 +350,8 @@ def design_of(
             )
         design = Design.up_to(number)
 
+    if claims > 1:
+        design = replace(design, level=design.level / claims)
     if design.most > MOST:
         flag = "--most" if looks is None else "--looks"
         raise UserError(flag, f"{design.most} seeds", f"give at most {MOST}")

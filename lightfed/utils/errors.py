@@ -69,6 +69,9 @@ _KEYS = {
 # In the line of a run that has diverged.
 NOT_FINITE = "its update is not finite"
 
+# In place of a signal's number: the run was to stop after this round.
+PAUSED = 0
+
 # Errors of a disk without space.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -293,10 +296,10 @@ class NoEnd:
 
 
 class Interrupted(Exception):
-    """A signal stopped an unfinished run; every rank has saved its state.
+    """An unfinished run was stopped by a signal or pauses; every rank has saved its state.
 
     Args:
-        signal_number: The signal received.
+        signal_number: The signal received; `PAUSED` for a run that was to stop there.
         saved: What is on disk, in words: "round 4 of 30 and 3 of 10 sessions of round 5".
         resumable: Whether the run can resume from a checkpoint.
         progressed: Whether anything was finished since this process started or resumed. A job

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from lightfed.cli.shipped import ROOT
-from lightfed.lab.study import STUDIES, digest, read_study
+from lightfed.cli.wanted import Wanted
+from lightfed.lab.contest import check_terms
+from lightfed.lab.study import STUDIES, digest, methods_of, read_study
 
 TOP = Path(__file__).parents[2]
 PAGES = {page.stem: page for page in sorted((TOP / "docs/studies").glob("*.md"))}
@@ -48,3 +50,20 @@ def test_a_digest_is_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, content in contents.items():
         (tmp_path / f"{name}.yaml").write_text(content)
     assert digest("a") == digest("b") != digest("c")
+
+
+def test_the_study_of_the_page_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its methods can be made in every case, on equal terms, and so can its first trial."""
+    monkeypatch.chdir(tmp_path)
+    text = (TOP / "docs/studies.md").read_text()
+    (written,) = re.findall(r"```yaml\n(title: .*?)```", text, re.DOTALL)
+    Path("mine.yaml").write_text(written)
+    study = read_study("./mine.yaml")
+    assert study.grid is not None
+    assert len(study.grid.points) == study.trials == 12
+    assert study.size == 2 * 3 * (10 + 12 * 3)
+    for case in study.cases:
+        wanted = {}
+        for method in methods_of("./mine.yaml", study, case):
+            wanted[method.name] = Wanted.of([*method.words, *study.grid.points[0]])
+        assert check_terms(wanted, study.differ) == []

@@ -262,9 +262,15 @@ def test_a_rate_that_fails_is_not_chosen_and_a_compared_run_that_fails_ends_it(
     (row, _) = json.loads(capsys.readouterr().out)["search"]
     assert row["1e30"] == contest.FAILED
     assert row["chosen"].startswith(".1")
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([*words, "--set-b", "model.optimizer.lr=1e30"])
     assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == (
+        "lightfed: error: runs: failed: FedAvg (lr=1e30) in seeds 0-1; "
+        "change what fails; finished runs are kept"
+    )
 
 
 def test_a_search_does_not_repeat_a_run_that_has_diverged(

@@ -1,11 +1,14 @@
 """`lightfed compare A B C ...`: each against the first, corrected together."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from lightfed.lab import sweep
 from lightfed.lab.results.run import read
+from lightfed.lab.results.sequential import Design
+from tests.docs.test_json import check
 from tests.lab.test_comparisons import BASE
 from tests.lab.test_until import CLEAR, Pretended, command, folder
 
@@ -63,7 +66,76 @@ def test_each_is_compared_with_the_first_and_all_are_corrected(
     assert {read(run.parent).seed for run in (four / "runs").glob("*/metrics.csv")} == set(range(5))
 
 
-@pytest.mark.parametrize("words", [["--set-b", "model.fraction=0.5"], ["--until", "decided"]])
+def test_several_methods_are_a_study_of_one_case_for_a_program(
+    four: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = command([*COMMAND, "--json"], capsys)
+    assert status == 0
+    found = json.loads(out)
+    check(found, "study")
+    assert (found["number"], found["correction"]) == (3, "Holm (1979)")
+    (case,) = found["cases"]
+    assert case["seeds"] == [0, 1, 2, 3, 4]
+    assert [method["name"] for method in case["methods"]] == [
+        f"FedAvg ({name})" for name in ("one", "two", "three", "four")
+    ]
+    assert case["methods"][0]["values"]["train_loss"]["mean"] == pytest.approx(2.2)
+    verdicts = [claim["verdict"] for claim in case["claims"]]
+    assert verdicts == ["better", "identical runs", "not shown"]
+    assert {claim["than"] for claim in case["claims"]} == {"FedAvg (one)"}
+    close = case["claims"][2]
+    assert close["alone"] == "better"
+    assert close["p"] == pytest.approx(0.057, abs=5e-4)
+    assert close["sequential"] is None
+
+
+def test_a_method_whose_comparison_has_ended_is_run_no_more(
+    four: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second is clearly better, the third is the same, and the fourth takes all looks."""
+    gains = [*CLOSE, 0.06, 0.05, 0.08]
+    pretended = Pretended({2: [1.0 + 0.1 * (seed % 3) for seed in range(8)], 3: [0.0] * 8})
+    pretended.gains[4] = gains
+    monkeypatch.setattr(sweep, "run", pretended.run)
+    words = [*COMMAND, "--until", "decided", "--looks", "5,8"]
+    status, out, err = command([*words, "--json"], capsys)
+    assert status == 0
+    first, second = pretended.seeds
+    assert sorted(first) == sorted([0, 1, 2, 3, 4] * 4)
+    assert sorted(second) == sorted([5, 6, 7] * 2)  # the first method and the fourth
+
+    found = json.loads(out)
+    check(found, "study")
+    assert found["correction"] == "Bonferroni"
+    (case,) = found["cases"]
+    two, three, fourth = case["claims"]
+    assert [claim["verdict"] for claim in (two, three)] == ["better", "identical runs"]
+    assert [len(claim["seeds"]) for claim in (two, three, fourth)] == [5, 5, 8]
+    assert [len(method["values"]) > 0 for method in case["methods"]] == [True] * 4
+    # Each claim has a third of the error at all of its looks together.
+    design = Design((5, 8), level=0.05 / 3)
+    assert fourth["sequential"]["level"] == pytest.approx(0.05 / 3)
+    assert fourth["sequential"]["boundaries"] == list(design.boundaries())
+    assert fourth["p"] == min(1.0, 3 * fourth["sequential"]["overall_p"])
+    assert fourth["verdict"] == "better"
+    assert fourth["p"] <= 0.05
+    assert "for each of 3 claims, so that one or more are wrongly shown in at most 5 %" in err
+
+    status, out, _ = command([*words, "--table", "csv"], capsys)
+    assert status == 0
+    assert len(pretended.seeds) == 2
+    flat = " ".join(out.split())
+    assert "FedAvg (two) is better than FedAvg (one): train loss -1.08" in flat
+    assert "decided at look 1 of 2" in flat
+    assert "identical runs: FedAvg (three) and FedAvg (one)" in flat
+    assert "look 2 of 2" in flat
+    rows = (four / "runs" / "compare" / "claims.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == [
+        f"FedAvg ({name})" for name in ("two", "three", "four")
+    ]
+
+
+@pytest.mark.parametrize("words", [["--set-b", "model.fraction=0.5"]])
 def test_what_is_of_two_configurations_is_refused_for_several(
     words: list[str], four: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

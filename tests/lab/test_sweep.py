@@ -238,7 +238,7 @@ def test_a_finished_list_is_found_without_torch_until_its_configuration_changes(
     """What a command does that has nothing to do is not worth the seconds of an import."""
     (folder / "list").write_text(f"{FIT} --trainer.max_epochs 1 --trainer.name a\n")
     program = (
-        "import sys; from lightfed.lab.sweep import main; status = main(sys.argv[1:]); "
+        "import sys; from lightfed.lab.sweep_command import main; status = main(sys.argv[1:]); "
         "print(status, [m for m in ('torch', 'lightning', 'jsonargparse') if m in sys.modules])"
     )
 

@@ -80,6 +80,8 @@ class Pretended:
                 evaluations=None,
                 counts=None,
             )
+            if after is not None:
+                after(wanted)
         return status
 
 
@@ -203,9 +205,7 @@ def test_a_method_that_failed_in_some_seeds_is_named(
     assert status == 2
     assert out == ""
     line = err.splitlines()[-1]
-    assert line.startswith(
-        "lightfed: error: --until: runs failed: FedAvg (local_epochs=2) in seeds "
-    )
+    assert line.startswith("lightfed: error: runs: failed: FedAvg (local_epochs=2) in seeds ")
     assert "seeds 1 3;" in line
 
     # What has finished is kept.
@@ -222,6 +222,21 @@ def test_a_seed_without_a_finite_value_is_named(
     assert status == 2
     line = err.splitlines()[-1]
     assert "--until: no finite train_loss: FedAvg (local_epochs=2) in seed 2;" in line
+
+
+def test_a_metric_that_no_run_has_ends_a_sequential_comparison_after_its_first_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretended = pretend(monkeypatch, CLEAR)
+    words = ["global/f1" if word == "train_loss" else word for word in COMMAND]
+    for _ in range(2):
+        status, out, err = command(words, capsys)
+        assert (status, out) == (2, "")
+        line = err.splitlines()[-1]
+        assert line.startswith("lightfed: error: --metric: global/f1, which some runs do not have")
+        # The second time, no run is needed to find that out.
+        assert len(list((folder / "runs").glob("*/metrics.csv"))) == 1
+    assert len(pretended.seeds) == 1
 
 
 def test_a_batch_is_submitted_for_each_look(

@@ -283,6 +283,12 @@ def draw_partition(
             num_classes=num_classes,
             rng=numpy_generator(seed, f"partition/validation/{name}"),
         )
+        if len(kept[0]) == 0:
+            raise UserError(
+                key="data.validation",
+                found=f"{validation}, and no client has more than one training sample",
+                fix="set it to 0, or give clients more samples",
+            )
         train_counts = class_counts(owned, labels, num_classes)
         kept = _first(kept, clients)
         kept_for_validation = {"validation_index": kept[0], "validation_offsets": kept[1]}

@@ -322,6 +322,7 @@ def pair_numbers(
     rows: Sequence[Row] | None = None,
     differ: Sequence[str] = (),
     search: DataFrame | None = None,
+    trials: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return a comparison of two experiments for a program, as values for JSON.
 
@@ -334,6 +335,7 @@ def pair_numbers(
         rows: The metrics and costs, if they are known already.
         differ: The permitted differences in words.
         search: How settings were searched.
+        trials: Every trial of the search, as values for JSON.
     """
     difference, answer = answer_of(a, b, metric)
     p = p_of(a, b, metric)
@@ -358,6 +360,7 @@ def pair_numbers(
         "rows": {row.name: row.values for row in rows},
         "differ": list(differ),
         "search": [] if search is None else search.to_dict("records"),
+        "trials": list(trials),
         "commit": a.runs[0].environment.get("commit"),
     }
 

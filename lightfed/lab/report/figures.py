@@ -28,7 +28,6 @@ from lightfed.lab.results.run import (
     base_name,
     primary_metric,
     traffic,
-    worst_tenth,
 )
 from lightfed.lab.results.text import ends_text, holders, metric_text, readable, sentence, unit_of
 
@@ -126,7 +125,9 @@ def clients(run: Run) -> Figure | None:
     over_rounds = _over_rounds(groups, y, place_of_group, f"{title} by client group")
 
     mean = metric_text(metric, scores.mean())
-    worst = metric_text(metric, worst_tenth(scores, metric))
+    worst = metric_text(metric, run.worst_clients(metric))
+    if run.validates_clients(metric):
+        worst += " (worst on validation samples)"
     caption = (
         f"After round {table['round'].iloc[0]}: mean {mean}, worst tenth {worst}, "
         f"{scores.count():,} clients{run.note}. {marks.BOXES}"

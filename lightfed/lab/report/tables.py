@@ -22,11 +22,11 @@ from lightfed.lab.results.run import (
     ENERGY,
     OF_CLIENTS,
     TIME,
+    VALIDATION,
     Run,
     base_name,
     primary_metric,
     totals,
-    worst_tenth,
 )
 from lightfed.lab.results.text import NOTHING, metric_text, readable
 from lightfed.lab.studies.dispfl import AGGREGATED, TRAINED, stage_columns
@@ -280,7 +280,29 @@ def key_figures(run: Run) -> DataFrame:
     finals = finals.drop(["run", "n", "seed", "data", "clients"], errors="ignore")
 
     table = DataFrame({"metric": finals.index, "final": finals.to_numpy()}, dtype="str")
-    return table.assign(note=table["metric"].map(_notes(run, column)).fillna(""))
+    table = table.assign(note=table["metric"].map(_notes(run, column)).fillna(""))
+
+    metric = base_name(column)
+    is_worst = table["metric"] == "worst 10 %"
+    if is_worst.any() and _chooses_worst_clients(run, metric):
+        by_test = table.loc[is_worst, "final"].item()
+        note = (
+            f"of the clients that are worst on validation samples; {by_test} if test samples say so"
+        )
+        value = metric_text(metric, run.worst_clients(metric))
+        table.loc[is_worst, ["final", "note"]] = [value, note]
+    return table
+
+
+def _chooses_worst_clients(run: Run, metric: str) -> bool:
+    """Return whether validation samples say which clients are the worst.
+
+    They do in the evaluation that the last figures are of, and not in an earlier one.
+    """
+    if metric not in run.evaluation or not run.validates_clients(metric):
+        return False
+    measured = run.series(f"personal/{metric}").dropna()
+    return not measured.empty and int(run.evaluation["round"].iloc[0]) == int(measured.index[-1])
 
 
 def _notes(run: Run, column: str) -> Mapping[str, str]:
@@ -320,7 +342,7 @@ def client_group_table(run: Run) -> DataFrame:
     clients of the group, counted from the start of the run.
     """
     metric = base_name(primary_metric(run))
-    columns = ["group", metric, f"local/{metric}", "stored_bytes"]
+    columns = ["group", metric, VALIDATION + metric, f"local/{metric}", "stored_bytes"]
     tested_clients = dict(iter(run.evaluation.reindex(columns=columns).groupby("group")))
 
     rows = []
@@ -341,7 +363,7 @@ def client_group_table(run: Run) -> DataFrame:
             "clients": clients,
             readable(metric): metric_text(metric, scores.mean()),
             "std over clients": metric_text(metric, scores.std(ddof=0)),
-            "worst 10 %": metric_text(metric, worst_tenth(scores, metric)),
+            "worst 10 %": metric_text(metric, run.worst_clients(metric, tested)),
             "global model": metric_text(metric, tested[f"local/{metric}"].mean()),
             "up / client": text.bytes_text(up / size),
             "down / client": text.bytes_text(down / size),

@@ -93,6 +93,7 @@ class Claim(NamedTuple):
             "alone": self.alone,
             **numbers,
             "seeds": list(self.difference.seeds),
+            "sequential": None,
         }
 
 

@@ -136,6 +136,24 @@ class Run:
         chosen = last_rounds[0] if is_growing else last_rounds[-1]
         return table[table["round"] == chosen].set_index("client").sort_index()
 
+    def worst_clients(self, metric: str, tested: DataFrame | None = None) -> float:
+        """Return the mean of a metric over the worst tenth of clients in the last evaluation.
+
+        Validation samples choose the clients, if they have some; see `worst_tenth`.
+
+        Args:
+            metric: The column of clients.csv.
+            tested: The rows of some clients; by default those of all.
+        """
+        table = self.evaluation if tested is None else tested
+        chosen_by = table[VALIDATION + metric] if self.validates_clients(metric) else None
+        return worst_tenth(table[metric], metric, chosen_by)
+
+    def validates_clients(self, metric: str) -> bool:
+        """Return whether clients have a metric on validation samples in the last evaluation."""
+        name = VALIDATION + metric
+        return name in self.evaluation and bool(np.isfinite(self.evaluation[name]).any())
+
     @cached_property
     def partition(self) -> DataFrame | None:
         """The number of training samples of each client (row) and class (column)."""
@@ -228,6 +246,14 @@ class Run:
         It is infinite if the last one is not finite, and NaN if there is none.
         """
         return float(self._finals.get(name, math.nan))
+
+    def after(self, name: str, rounds: int) -> float:
+        """Return the last value in a column of metrics.csv after so many rounds; see `final`."""
+        if name not in self._measured:
+            return math.nan
+        values = self._measured[name].loc[:rounds].dropna()
+        last = float(values.iloc[-1]) if len(values) else math.nan
+        return math.inf if math.isinf(last) else last
 
     def has(self, name: str) -> bool:
         """Return whether a column of metrics.csv was measured, perhaps never as a finite value."""
@@ -437,15 +463,39 @@ def totals(run: Run) -> dict[str, float]:
     return costs
 
 
-def worst_tenth(values: Series, metric: str) -> float:
-    """Return the mean of the worst tenth, rounded up, of the known values of a metric.
+def worst_tenth(values: Series, metric: str, chosen_by: Series | None = None) -> float:
+    """Return the mean of a metric over the worst tenth of the clients, rounded up.
 
-    It is infinite if one of all values is not finite.
+    The worst of many values are also the unluckiest: their mean lies below that of the same clients
+    on other samples. Where clients have validation samples, these say who is among the worst, and
+    the values are shown of the same clients. Of clients that are equally bad on them, and of which
+    only some belong to the tenth, all count, with a part of their weight.
+
+    Args:
+        values: The metric of each client; a client without one does not count.
+        metric: Its name, which says what is bad.
+        chosen_by: The metric on validation samples, by which the clients are chosen. A client
+            without one is not among the worst. By default `values` themselves.
+
+    Returns:
+        The mean. It is infinite if one of all values is not finite.
     """
+    if chosen_by is not None:
+        values = values[chosen_by.notna()]
     known = values.dropna()
     if np.isinf(known).any():
         return math.inf
 
     count = math.ceil(len(known) / 10)
-    worst = known.nsmallest(count) if direction(metric) > 0 else known.nlargest(count)
-    return float(worst.mean())
+    if chosen_by is None:
+        worst = known.nsmallest(count) if direction(metric) > 0 else known.nlargest(count)
+        return float(worst.mean())
+    if count == 0:
+        return math.nan
+
+    badness = -direction(metric) * chosen_by[known.index]
+    least_bad = badness.nlargest(count).iloc[-1]
+    surely = known[badness > least_bad]
+    perhaps = known[badness == least_bad]
+    left = count - len(surely)
+    return float((surely.sum() + left * perhaps.mean()) / count)

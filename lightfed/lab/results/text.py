@@ -101,6 +101,12 @@ def seeds_text(seeds: Sequence[int]) -> str:
     return " ".join(texts)
 
 
+def named_seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as text with their name, such as `seed 3` or `seeds 0-2 13`."""
+    word = "seed" if len(seeds) == 1 else "seeds"
+    return f"{word} {seeds_text(sorted(seeds))}"
+
+
 def ends_text(numbers: Sequence[int], between: str = " to ") -> str:
     """Return the first and the last number, such as `4 to 40`.
 

@@ -92,6 +92,16 @@ def test_a_client_with_one_sample_trains_on_it_and_is_named(
     assert "data.validation: 2 of 3 clients have a single training sample" in caplog.text
 
 
+def test_clients_of_which_none_can_keep_a_sample_are_refused() -> None:
+    data = random_data((1, 1, 1), validation=0.2)
+    with pytest.raises(UserError) as refused:
+        data.prepare(clients=3, seed=0, device=CPU)
+    assert refused.value.line == (
+        "data.validation: 0.2, and no client has more than one training sample; "
+        "set it to 0, or give clients more samples"
+    )
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(UserError, match=r"data\.validation: .*give a number from 0"):

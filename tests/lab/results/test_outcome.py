@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lightfed.lab.report.figures import clients
 from lightfed.lab.report.tables import client_group_table, key_figures
 from lightfed.lab.results.run import Run, primary_metric, read, totals, traffic, worst_tenth
 from lightfed.lab.results.text import bytes_text, flops_text, metric_text, seconds_text
@@ -158,3 +159,57 @@ def test_the_worst_tenth(values: np.ndarray, metric: str, expected: float) -> No
 )
 def test_numbers_as_text(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("chosen_by", "metric", "expected"),
+    [
+        # Twenty clients with the test values 0, 1, ..., 19, of which two are the worst.
+        (np.arange(20.0), "accuracy", 0.5),
+        (-np.arange(20.0), "accuracy", 18.5),
+        (-np.arange(20.0), "loss", 0.5),
+        # The worst one is client 7. Clients 8 and 9 are next, and equally bad.
+        (np.array([5.0] * 7 + [1.0, 2.0, 2.0] + [5.0] * 10), "accuracy", (7 + 8.5) / 2),
+        # All are equally bad, so nothing is known of who is.
+        (np.zeros(20), "accuracy", 9.5),
+        # A client without validation samples is not among the worst: 10 of 20 are known.
+        (np.array([NAN] * 10 + [*range(10)]), "accuracy", 10.0),
+        (np.full(20, NAN), "accuracy", NAN),
+    ],
+)
+def test_the_worst_tenth_by_validation_samples(
+    chosen_by: np.ndarray, metric: str, expected: float
+) -> None:
+    found = worst_tenth(pd.Series(np.arange(20.0)), metric, pd.Series(chosen_by))
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_worst_clients_of_a_summary_are_chosen_by_validation_samples(tmp_path: Path) -> None:
+    """On test samples client 3 is the worst, and on validation samples client 2."""
+    columns = CLIENTS.replace(",accuracy,", ",accuracy,validation/accuracy,")
+    validated = {0: 0.9, 1: 0.8, 2: 0.1, 3: 0.7}
+    rows = [(*row[:5], validated[int(row[1])], *row[5:]) for row in EVALUATIONS]
+    run = read(write_run(tmp_path / "run", evaluations=rows, client_columns=columns))
+    figures = key_figures(run).set_index("figure")
+    assert figures.loc["worst 10 %", "final"] == "50.00 %"
+    note = "of the clients that are worst on validation samples; 30.00 % if test samples say so"
+    assert figures.loc["worst 10 %", "note"] == note
+    _, second = client_group_table(run).to_dict("records")
+    assert second["worst 10 %"] == "50.00 %"
+    figure = clients(run)
+    assert figure is not None
+    assert "worst tenth 50.00 % (worst on validation samples)" in figure.caption
+
+    # Without validation samples it is that of the clients with the worst test figures.
+    plain = read(write_run(tmp_path / "plain"))
+    figures = key_figures(plain).set_index("figure")
+    assert figures.loc["worst 10 %", "final"] == "30.00 %"
+
+
+def test_a_value_after_some_rounds_is_the_last_one_that_was_measured(tmp_path: Path) -> None:
+    run = _load(tmp_path, {"global/accuracy": ("", 0.5, "", "nan"), "train_loss": (4, 3, 2, 1)})
+    found = [run.after("global/accuracy", rounds) for rounds in (1, 2, 3, 4)]
+    assert found == pytest.approx([NAN, 0.5, 0.5, math.inf], nan_ok=True)
+    assert run.after("train_loss", 3) == 2
+    assert run.after("train_loss", 9) == run.final("train_loss") == 1
+    assert math.isnan(run.after("global/f1", 2))
