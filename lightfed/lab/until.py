@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lightfed.lab.contest import Entered, Grid, Held, Method, Needed, Submitted, Way, enter
@@ -41,6 +41,7 @@ class Ended(NamedTuple):
         look: The look at which it ended.
         p_values: The p value of each look so far.
         identical: Whether all runs of both methods are the same.
+        out_of_budget: Whether it ended because further runs would cost too much.
     """
 
     held: Held
@@ -48,6 +49,12 @@ class Ended(NamedTuple):
     look: Look
     p_values: list[float]
     identical: bool
+    out_of_budget: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further look is taken."""
+        return self.identical or self.look.ends
 
     @property
     def verdict(self) -> Verdict:
@@ -66,6 +73,8 @@ class Ended(NamedTuple):
             return "identical runs"
         if self.look.shown:
             return DECIDED
+        if self.out_of_budget:
+            return "budget"
         return "last look" if self.look.number == len(self.design.looks) else "futile"
 
     @property
@@ -94,6 +103,8 @@ class Ended(NamedTuple):
         if self.why == "futile":
             chance = f"{100 * self.look.predictive:.0f} %"
             ending = f"given up at {at}, {p}: the last look would show a difference with {chance}"
+        elif self.why == "budget":
+            ending = f"the budget ended after {at}, {p}"
         else:
             ending = f"not decided by {at}, {p}"
         return f"{line}; {ending}; {excluded}"
@@ -156,6 +167,17 @@ def hold_until(
     # A metric that no run has ends the comparison after its first run.
     needed = [] if metric is None else [Needed("--metric", metric)]
     entered = enter(methods, seeds, way, grid=grid, metric=metric, needed=needed, differ=differ)
+    for ended in looks_at(entered, seeds, design, way):
+        if ended.is_over:
+            return ended
+    raise AssertionError("the last look ends a comparison")
+
+
+def looks_at(entered: Entered, seeds: Sequence[int], design: Design, way: Way) -> Iterator[Ended]:
+    """Yield what is known after each look, until the comparison of two methods is over.
+
+    The runs of a look are run when it is asked for. See `hold_until` for arguments and errors.
+    """
     p_values: list[float] = []
     for n in design.looks:
         held = _run_batch(entered, seeds[:n], way)
@@ -166,12 +188,13 @@ def hold_until(
 
         p_values.append(look.p)
         ended = Ended(held, design, look, p_values, are_identical(a, b))
-        if ended.identical or look.ends:
-            return ended
-        print(_progress(ended), file=sys.stderr)
+        if not ended.is_over:
+            print(_progress(ended), file=sys.stderr)
+        yield ended
+        if ended.is_over:
+            return
         # The metric of all looks is that of the first.
         entered = entered._replace(metric=held.metric)
-    raise AssertionError("the last look ends a comparison")
 
 
 def _run_batch(entered: Entered, seeds: Sequence[int], way: Way) -> Held:
