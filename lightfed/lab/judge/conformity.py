@@ -48,12 +48,9 @@ def check_conformity(contender: Contender, log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        with log.open("w") as file:
-            surroundings = (dict(os.environ), list(sys.path), file.fileno(), file.fileno())
-            arguments = (*surroundings, PACKAGE, _run, contender.path, folder)
-            child = _FORK.Process(target=call_alone, args=arguments)
-            child.start()
-            child.join()
+        child = _FORK.Process(target=_begin, args=(contender.path, folder, log))
+        child.start()
+        child.join()
 
         fault = None
         if child.exitcode:
@@ -76,8 +73,16 @@ def _plan(kind: type) -> Plan:
     return Plan(dict.fromkeys(_CASES, case), RANKS, _MOVES)
 
 
+def _begin(path: str, folder: Path, log: Path) -> None:
+    """Run the selection for the class of a path in this process, a child, and end it."""
+    sys.stdout = sys.stderr = log.open("w", buffering=1)
+    descriptor = sys.stdout.fileno()
+    surroundings = (dict(os.environ), list(sys.path), descriptor, descriptor)
+    call_alone(*surroundings, PACKAGE, _run, path, folder)
+
+
 def _run(path: str, folder: Path) -> None:
-    """Run the selection for the class of a path; a child without other threads calls it."""
+    """Run the selection for the class of a path; it forks the ranks."""
     run(_plan(class_of(path, "judge")), folder)
 
 

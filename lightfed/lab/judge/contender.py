@@ -21,6 +21,9 @@ from lightfed.utils.errors import UserError, reason
 
 _FORK = get_context("fork")
 
+# The beginning of the names of modules whose methods need no path.
+_OURS = "lightfed."
+
 _FIX = "give MODULE.Class of a file in this folder or of an installed package, or a method's name"
 
 
@@ -71,7 +74,9 @@ def _look(word: str, key: str, sender: Connection) -> None:
     try:
         kind = class_of(word, key)
         _check_arguments(kind, word, key)
-        sender.send(Contender(kind.__name__, path_of(kind, word), digest_of_code()))
+        # A method of lightfed depends on nothing that others have imported.
+        digest = digest_of_code(of_users=not kind.__module__.startswith(_OURS))
+        sender.send(Contender(kind.__name__, path_of(kind, word), digest))
     except UserError as error:
         sender.send(error)
 
@@ -105,7 +110,7 @@ def _shipped(name: str, key: str) -> Any:
 
     kinds = {}
     for kind in subclasses(Algorithm):
-        if kind.__module__.startswith("lightfed."):
+        if kind.__module__.startswith(_OURS):
             kinds[kind.__name__] = kind
     if name in kinds:
         return kinds[name]
