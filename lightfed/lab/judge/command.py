@@ -13,11 +13,13 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lightfed.cli.shipped import path_of as shipped_path
+from lightfed.lab import compare
 from lightfed.lab.compare import add_files, grid_of, searched, seed_list
 from lightfed.lab.contest import Entered, Grid, Method, Needed, Way, enter
 from lightfed.lab.drawing.files import write_file
@@ -26,7 +28,7 @@ from lightfed.lab.report.comparison import Files
 from lightfed.lab.results.holm import ERROR
 from lightfed.lab.results.sequential import Design
 from lightfed.lab.sweep import PositiveInt
-from lightfed.lab.until import MOST, USUAL, Ended, described, looks_at
+from lightfed.lab.until import DECIDED, Ended, described, design_of, looks_at
 from lightfed.utils.errors import OneLineParser, UserError
 from lightfed.utils.json_output import json_text
 
@@ -74,12 +76,12 @@ def main(argv: Sequence[str]) -> int:
     tuned = asked.tune or TUNED
     grid = grid_of(tuned, asked.tune_seed)
     assert grid is not None, "something is searched"
-    design = _design(asked.most, len(grounds))
+    design, seeds = _design(asked, len(grounds))
     _check_budget(asked.minutes, grounds, grid, design)
 
     with limited(budget, asked.jobs):
         try:
-            return _judge(asked, grounds, grid, design, budget)
+            return _judge(asked, grounds, grid, design, seeds, budget)
         except SystemExit as ended:
             if ended.code == ENDED:
                 raise _too_few(asked.minutes) from ended
@@ -91,6 +93,7 @@ def _judge(
     grounds: Sequence[str],
     grid: Grid,
     design: Design,
+    seeds: Sequence[int],
     budget: Budget,
 ) -> int:
     """Judge a candidate whose options are in order; return the status."""
@@ -115,7 +118,7 @@ def _judge(
     judged: list[page.OnGround] = []
     for ground in grounds:
         methods = _methods(ground, contenders, names, asked.root)
-        ended = _compare(asked, methods, grid, design, budget, GROUNDS[ground].seconds)
+        ended = _compare(asked, methods, grid, design, seeds, budget, GROUNDS[ground].seconds)
         judged.append(page.OnGround(ground, methods, ended))
 
     judgement = page_of(judged=judged, spent=budget.spent / 60, fault=None)
@@ -156,12 +159,12 @@ def _grounds(words: Sequence[str], root: Path | None) -> list[str]:
     return names
 
 
-def _design(most: int, comparisons: int) -> Design:
-    """Return the looks of each comparison; all of them together have the usual error."""
-    if not 2 <= most <= MOST:
-        raise UserError("--most", f"{most}", f"give 2 to {MOST} seeds")
-    usual = Design.up_to(most)
-    return Design(usual.looks, level=ERROR / comparisons)
+def _design(asked: argparse.Namespace, comparisons: int) -> tuple[Design, list[int]]:
+    """Return the looks and the seeds of each comparison; all together have the usual error."""
+    planned = design_of(DECIDED, asked.most, None, asked.seeds)
+    assert planned is not None, "it is asked for"
+    design, seeds = planned
+    return replace(design, level=ERROR / comparisons), seeds
 
 
 def _costs(grounds: Sequence[str], grid: Grid, seeds: int, methods: int) -> float:
@@ -266,6 +269,7 @@ def _compare(
     methods: Sequence[Method],
     grid: Grid,
     design: Design,
+    seeds: Sequence[int],
     budget: Budget,
     seconds: float,
 ) -> Ended:
@@ -276,11 +280,11 @@ def _compare(
         methods: The rival and the candidate.
         grid: The search.
         design: The looks.
+        seeds: The seeds in their order, as many as the last look has.
         budget: What may be used.
         seconds: The CPU time of a run, as long as none has been measured.
     """
     way = Way(asked.jobs, slurm=False)
-    seeds = list(range(design.most))
     needed = [] if asked.metric is None else [Needed("--metric", asked.metric)]
     entered = enter(
         methods, seeds, way, grid=grid, metric=asked.metric, needed=needed, differ=asked.differ
@@ -359,7 +363,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--root", type=Path, metavar="FOLDER", help=files)
     cpu = "CPU minutes that the command may use (default: 10)"
     add("--minutes", type=_minutes, default=10.0, metavar="N", help=cpu)
-    add("--most", type=PositiveInt, default=USUAL, metavar="N", help="seeds at most (default: 20)")
+    add("--most", type=PositiveInt, metavar="N", help="seeds at most (default: 20)")
+    others = "seeds to compare, as many as --most (default: 0, 1, 2, ...)"
+    add("--seeds", type=compare.seeds, metavar="SEEDS", help=others)
     alike = f"search these values for both methods alike (default: {shlex.join(TUNED)})"
     add("--tune", action="extend", nargs="+", default=[], metavar="KEY=X,Y", help=alike)
     of_search = "seed of the search, or several, such as 100-102 (default: 100)"

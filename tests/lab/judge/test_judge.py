@@ -1,6 +1,8 @@
 """`lightfed judge`: what is refused, what is compared, and what it says."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -165,6 +167,11 @@ def test_a_clear_gain_is_found_and_runs_are_kept(
     assert rows[0] == "data,Alike against FedAvg,difference,p"
     assert rows[1].startswith('digits,better,"+3.08 points (')
 
+    # On seeds that nothing was chosen by.
+    status, out, _ = command([*COMMAND, "--seeds", "1000-1004", "--json"], capsys)
+    assert json.loads(out)["comparisons"][0]["seeds"] == [1000, 1001, 1002]
+    assert {seed for _, seed in pretended.batches.pop()} == {1000, 1001, 1002}
+
     # Another challenger of the same rival.
     status, out, _ = command(["judge", f"{METHODS}.OfRanks", "--json"], capsys)
     assert status == 0
@@ -321,7 +328,10 @@ def test_a_method_that_fails_in_the_kit_gets_no_verdict(
         ([ALIKE, "--minutes", "0.2"], "--minutes: 0.2, and the first look needs about 0.6"),
         ([ALIKE, "--minutes", "soon"], "argument --minutes: 'soon' is no number of minutes"),
         ([ALIKE, "--minutes", "nan"], "argument --minutes: 'nan' is no number of minutes"),
-        ([ALIKE, "--most", "1"], "--most: 1; give 2 to 100 seeds"),
+        ([ALIKE, "--most", "1"], "--most: 1 seed; give 2 or more: one has no spread"),
+        ([ALIKE, "--most", "101"], "--most: 101 seeds; give at most 100"),
+        ([ALIKE, "--most", "9", "--seeds", "7-9"], "--seeds: 3 seeds, and the last look has 9"),
+        ([ALIKE, "--seeds", "99-118"], "--tune-seed: a compared seed; give another"),
         ([ALIKE, "--tune-seed", "0"], "--tune-seed: a compared seed; give another"),
     ],
 )
@@ -345,6 +355,17 @@ def test_what_cannot_be_judged_is_refused_in_one_line(
     assert line.startswith("lightfed: error: ")
     assert said in line
     assert pretended.batches == []
+
+
+def test_the_commands_of_the_page_have_these_options() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "judge.md").read_text()
+    commands = re.findall(r"lightfed judge (mine\.[^\n`#>]+)", page)
+    assert len(commands) >= 6
+    for words in commands:
+        asked = judge_command._parser().parse_args(shlex.split(words))
+        assert asked.method.startswith("mine.")
+    for status in ("0", "2", "3"):
+        assert f"| {status} | " in page
 
 
 def test_a_namesake_is_told_apart(
