@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 USAGE_ERROR = UserError.status
 
 # Commands that train, so that a signal has to be noted from the first moment.
-_TRAINING_COMMANDS = ("fit", "sweep", "compare", "study")
+_TRAINING_COMMANDS = ("fit", "sweep", "compare", "study", "judge")
 
 # Commands that read no variable of a launcher.
 _COMMANDS_WITHOUT_RANKS = ("report", "configs", "export")

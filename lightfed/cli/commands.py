@@ -22,6 +22,7 @@ COMMANDS = {
     "sweep": "lightfed.lab.sweep_command:main",
     "compare": "lightfed.lab.compare:main",
     "study": "lightfed.lab.study:main",
+    "judge": "lightfed.lab.judge.command:main",
     "export": "lightfed.lab.sharing.command:main",
     "slurm": "lightfed.cli.shipped:slurm",
 }

@@ -61,6 +61,22 @@ def circumstances() -> dict[str, Any]:
     }
 
 
+def digest_of_code(*, of_users: bool) -> str:
+    """Return a digest of this program, and of the code of its user.
+
+    Runs with the same configuration and the same digest have the same bits, as long as the code
+    reads no other file.
+
+    Args:
+        of_users: Whether to include the imported modules that no installer has put there.
+    """
+    digest = hashlib.blake2b(_digest_of_program().encode(), digest_size=16)
+    for path in sorted(set(_modules_of_users())) if of_users else ():
+        digest.update(f"\0{path}\0".encode())
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
+
+
 def digest_of_file(path: str) -> str | None:
     """Return a digest of the content of a file; None if it cannot be read or is too large."""
     try:

@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": "print bytes, memory and speed of a run on many ranks",
     "compare": "say which of two methods is better, by how much and at what cost",
     "study": "run the methods of a study on equal terms, and say whether its claims hold",
+    "judge": "say whether a new method is better than a known one, on federations that are there",
     "sweep": "run the experiments in a file, skipping finished ones",
     "configs": "list, copy or explain the configurations in the installation",
     "slurm": "copy the scripts for a SLURM cluster",

@@ -8,8 +8,13 @@ from typing import Any
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print an object for a program; a number that is not finite is null."""
+    print(json_text(value))
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """Return an object for a program as text; a number that is not finite is null."""
     # Without allow_nan a number that `finite` has missed would be no JSON, and nobody would see it.
-    print(json.dumps(finite(value), indent=1, allow_nan=False))
+    return json.dumps(finite(value), indent=1, allow_nan=False)
 
 
 def finite(value: Any) -> Any:

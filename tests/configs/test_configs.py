@@ -62,6 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny files of the data sets that are not in the installation."""
     root = tmp_path_factory.mktemp("data")
     mnist(root, train=800, test=100)
+    mnist(root, name="FashionMNIST", train=800, test=100)
     cifar10(root, per_batch=160)
     cifar100(root, train=800)
     wikitext2(root)
@@ -160,7 +161,7 @@ def small(config: Path, files: Path, folder: Path) -> list[str]:
         arguments["tokenizer"] = base(arguments["tokenizer"], files)
     if "root" in str(data["dataset"]):
         data["dataset"]["init_args"]["root"] = str(files)
-        if data["dataset"]["class_path"] in ("CIFAR10", "CIFAR100", "MNIST"):
+        if data["dataset"]["class_path"] in ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"):
             data["dataset"]["init_args"]["verify_checksums"] = False
     changed = folder / config.name
     changed.write_text(yaml.safe_dump(text))

@@ -136,6 +136,7 @@ RUN_BY = {
     "docs/lora.md": "algorithms/lora/test_peft_client.py",
     "docs/studies.md": "configs/test_studies.py", "docs/scripts.md": "docs/test_json.py",
     "docs/howto/compare.md": "lab/test_comparisons.py",
+    "docs/howto/judge.md": "lab/judge/test_judge.py",
     "docs/howto/cluster.md": "slurm/test_jobs.py", "docs/howto/loggers.md": "docs/test_examples.py",
     "docs/howto/resume.md": "docs/test_examples.py", "docs/howto/sweep.md": "docs/test_examples.py",
     "docs/howto/gpu.md": "docs/test_examples.py",

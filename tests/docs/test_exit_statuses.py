@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from lightfed.cli import command_line
 from lightfed.lab import sweep
+from lightfed.lab.judge import conformity
 from lightfed.lab.runner import Outcome
 from tests.lab.test_sweep import check_here
 from tests.small import quiet
@@ -112,6 +113,15 @@ def refusal() -> Any:
     return status("fit", "--config=mine.yaml", "--model.fraction=2")
 
 
+def no_conformance() -> Any:
+    def fail(candidate: Any, log: Path) -> None:
+        raise conformity.NotConforming("conformance", "rows have different bits", "see the log")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conformity, "check_conformity", fail)
+        return status("judge", "tests.lab.judge.methods.Alike")
+
+
 def ctrl_c() -> Any:
     def stopped() -> None:
         raise KeyboardInterrupt
@@ -124,6 +134,7 @@ CAUSES: dict[str, Callable[[], Any]] = {
     "0": success,
     "1": full_disk,
     "2": refusal,
+    "3": no_conformance,
     "130": ctrl_c,
     "138": partial(fit, "Signalled", number=signal.SIGUSR1.value),
     "143": partial(fit, "Signalled", number=signal.SIGTERM.value),
@@ -150,9 +161,11 @@ def test_a_status_means_what_the_table_says(
     assert found == (7 if listed == "another" else int(listed))
 
     printed = capsys.readouterr()
-    if listed in ("1", "2"):
-        assert len(printed.err.splitlines()) == 1
-        assert printed.err.startswith("lightfed: error: ")
+    if listed in ("1", "2", "3"):
+        *_, line = errors = printed.err.splitlines()
+        assert line.startswith("lightfed: error: ")
+        # `judge` says its budget first.
+        assert len(errors) == (2 if listed == "3" else 1)
     if listed in ("130", "138", "143"):
         assert "lightfed: stopped by SIG" in printed.err
     if listed in ("138", "143"):
