@@ -190,7 +190,7 @@ def test_the_worst_clients_of_a_summary_are_chosen_by_validation_samples(tmp_pat
     validated = {0: 0.9, 1: 0.8, 2: 0.1, 3: 0.7}
     rows = [(*row[:5], validated[int(row[1])], *row[5:]) for row in EVALUATIONS]
     run = read(write_run(tmp_path / "run", evaluations=rows, client_columns=columns))
-    figures = key_figures(run).set_index("figure")
+    figures = key_figures(run).set_index("metric")
     assert figures.loc["worst 10 %", "final"] == "50.00 %"
     note = "of the clients that are worst on validation samples; 30.00 % if test samples say so"
     assert figures.loc["worst 10 %", "note"] == note
@@ -202,7 +202,7 @@ def test_the_worst_clients_of_a_summary_are_chosen_by_validation_samples(tmp_pat
 
     # Without validation samples it is that of the clients with the worst test figures.
     plain = read(write_run(tmp_path / "plain"))
-    figures = key_figures(plain).set_index("figure")
+    figures = key_figures(plain).set_index("metric")
     assert figures.loc["worst 10 %", "final"] == "30.00 %"
 
 
