@@ -15,7 +15,7 @@ A bank of runs is trained once, and every comparison is made of runs of the bank
 Simulations draw accuracies from those of `null` with replacement, a run for each method and seed.
 What is there of the bank is not trained again; a run takes a second of CPU time.
 
-    python benchmarks/real_verdicts.py FOLDER [--null 240] [--repetitions 10000]
+    python benchmarks/real_verdicts.py FOLDER [--null 240] [--worse 60] [--near 50] [--repetitions 10000]
 """
 
 import argparse
@@ -245,11 +245,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the runs are, or will be")
-    parser.add_argument("--null", type=int, default=SEEDS["null"], help="runs of that part")
+    for name, seeds in SEEDS.items():
+        what = f"runs of that part (default: {seeds})"
+        parser.add_argument(f"--{name}", type=int, default=seeds, help=what)
     parser.add_argument("--repetitions", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(arguments)
-    bank = bank_of(options.folder, SEEDS | {"null": options.null}, options.jobs)
+    sizes = {name: getattr(options, name) for name in SEEDS}
+    bank = bank_of(options.folder, sizes, options.jobs)
     report(bank, options.repetitions)
 
 
