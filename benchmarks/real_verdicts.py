@@ -15,7 +15,7 @@ A bank of runs is trained once, and every comparison is made of runs of the bank
 Simulations draw accuracies from those of `null` with replacement, a run for each method and seed.
 What is there of the bank is not trained again; a run takes a second of CPU time.
 
-    python benchmarks/real_verdicts.py FOLDER [--null 240] [--worse 60] [--near 50] [--repetitions 10000]
+    python benchmarks/real_verdicts.py FOLDER [--null 240] [--repetitions 10000]
 """
 
 import argparse
