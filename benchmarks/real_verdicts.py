@@ -245,11 +245,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the runs are, or will be")
-    parser.add_argument("--null", type=int, default=SEEDS["null"], help="runs of that part")
+    for flag in ("--near", "--worse", "--null"):
+        seeds = SEEDS[flag.removeprefix("--")]
+        what = f"runs of that part (default: {seeds})"
+        parser.add_argument(flag, type=int, default=seeds, help=what)
     parser.add_argument("--repetitions", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(arguments)
-    bank = bank_of(options.folder, SEEDS | {"null": options.null}, options.jobs)
+    sizes = {name: getattr(options, name) for name in SEEDS}
+    bank = bank_of(options.folder, sizes, options.jobs)
     report(bank, options.repetitions)
 
 

@@ -19,6 +19,7 @@ from jsonargparse.typing import PositiveInt
 from lightfed.cli.shipped import PREFIX, with_paths
 from lightfed.lab.contest import Grid, Held, Method, Needed, Way, hold
 from lightfed.lab.drawing.files import FORMATS, TABLES, listed
+from lightfed.lab.pair_claims import pair_claims
 from lightfed.lab.report import comparison
 from lightfed.lab.report.comparison import Files
 from lightfed.lab.results import text
@@ -214,6 +215,7 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         target=target,
         search=held.search,
         files=Files(asked.format, asked.table),
+        claims=pair_claims(a, b, held.metric, ended),
     )
     return 0
 

@@ -41,11 +41,19 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
 
 
 def check_json(asked: argparse.Namespace) -> None:
-    """Refuse `--json` beside `--slurm`, by which a command ends before there is a result.
+    """Refuse `--json` beside what it leaves no room for.
+
+    That is `--slurm`, by which a command ends before there is a result, and files: neither with
+    `--json` nor with `--markdown` is a page written that they would stand beside.
 
     Raises:
         UserError: Both are given.
     """
+    for printed in ("json", "markdown"):
+        for flag in ("format", "table", "output"):
+            if getattr(asked, printed, False) and getattr(asked, flag, None):
+                found = f"given beside --{printed}, with which no page and no files are written"
+                raise UserError(f"--{flag}", found, "give the command once with each")
     if asked.json and asked.slurm:
         found = "given beside --slurm, by which there is no result yet"
         raise UserError("--json", found, "submit without it, and give it when the array has ended")

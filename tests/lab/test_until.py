@@ -128,6 +128,18 @@ def test_a_clear_case_ends_at_the_first_look_and_is_not_run_again(
     assert "decided at look 1 of 5" in page
     assert "fixed in advance" in page
 
+    command([*COMMAND, "--table", "latex,csv,markdown", "--format", "pdf"], capsys)
+    place = folder / "runs" / "compare"
+    for name in ("claims", "comparison-table"):
+        assert r"\toprule" in (place / f"{name}.tex").read_text()
+        assert (place / f"{name}.md").is_file()
+    heads, row = (place / "claims.csv").read_text().splitlines()
+    assert heads == "method,against FedAvg,difference,p"
+    # The interval is that of all looks.
+    assert row.startswith('FedAvg (local_epochs=2),better,"-1.08 (')
+    assert "below 0.001" in row
+    assert line.split("train loss ")[1].split(",")[0] in row
+
     # Further runs that are there, such as those of a comparison of fixed seeds, change nothing.
     pretended.gains[2] = [-gain for gain in CLEAR]
     command([*COMMAND[:-2], "--seeds", "0-9"], capsys)
@@ -285,6 +297,22 @@ def test_looks_that_do_not_fit_are_refused(
     (line,) = err.splitlines()
     assert said in line
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--table", "latex"], ["--format", "pdf"], ["--output", "somewhere"]]
+)
+def test_files_are_not_silently_left_out_beside_json(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = command([*COMMAND, "--json", *words], capsys)
+    assert status == 2
+    (line,) = err.splitlines()
+    assert f"{words[0]}: given beside --json, with which no page and no files" in line
+    if words[0] != "--output":
+        status, _, err = command(["study", "quickstart", "--markdown", *words], capsys)
+        assert status == 2
+        assert f"{words[0]}: given beside --markdown" in err
 
 
 def test_options_of_looks_need_until_and_configurations(

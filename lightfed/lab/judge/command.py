@@ -64,7 +64,7 @@ class Ground(NamedTuple):
 
 GROUNDS = {
     "digits": Ground("judge/digits", 1.5),
-    "fashion": Ground("judge/fashion", 8.0, "FashionMNIST/raw"),
+    "fashion": Ground("judge/fashion", 5.0, "FashionMNIST/raw"),
 }
 
 

@@ -163,6 +163,10 @@ def test_a_clear_gain_is_found_and_runs_are_kept(
         assert r"\toprule" in (place / f"{name}.tex").read_text()
         assert (place / f"{name}.csv").is_file()
         assert (place / f"{name}.md").is_file()
+    # Of the compared seeds alone.
+    (heads, *finals) = (place / "comparison-table.csv").read_text().splitlines()
+    assert heads.startswith("run,n,seed,")
+    assert [row.split(",")[1:3] for row in finals] == [["5", "0-4"], ["5", "0-4"]]
     rows = (place / "claims.csv").read_text().splitlines()
     assert rows[0] == "data,Alike against FedAvg,difference,p"
     assert rows[1].startswith('digits,better,"+3.08 points (')
