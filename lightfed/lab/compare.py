@@ -215,7 +215,7 @@ def _of_configurations(asked: argparse.Namespace) -> int:
         target=target,
         search=held.search,
         files=Files(asked.format, asked.table),
-        claims=pair_claims(a, b, held.metric, ended),
+        claims=pair_claims(a, b, held.metric, ended[0] if ended else None),
     )
     return 0
 
