@@ -10,7 +10,7 @@ A bank of runs is trained once, and every comparison is made of runs of the bank
   verdicts has the stated mean, and a spread that is somewhat above that of fresh runs.
 - `worse`: the same method at a lower learning rate and the first of these seeds. With `null`, this
   is a real difference of about one point, seed by seed.
-- `near`: the same at another rate that is as good, to which a choice between both is a coin toss.
+- `near`: the same at a rate close to it, so that a choice between both is nearly a coin toss.
 
 Simulations draw accuracies from those of `null` with replacement, a run for each method and seed.
 What is there of the bank is not trained again; a run takes a second of CPU time.

@@ -10,9 +10,9 @@ With `energy` below 1 a layer keeps the least number q of components with
 
     sum_{i < q} S_i^2 >= energy * sum_i S_i^2
 
-as FLoRIST chooses a rank (Ramesh, Dass: FLoRIST: Singular Value Thresholding for Efficient and
-Accurate Federated Fine-Tuning of Large Language Models. 2025. https://arxiv.org/abs/2506.09199).
-FLoRIST gives all clients one adapter of that rank; here a client has its own rank, of which the
+in the manner of FLoRIST (Ramesh, Dass: FLoRIST: Singular Value Thresholding for Efficient and
+Accurate Federated Fine-Tuning of Large Language Models. 2025. https://arxiv.org/abs/2506.09199),
+of which only the abstract was read: that its threshold is on squares is our reading. FLoRIST gives all clients one adapter of that rank; here a client has its own rank, of which the
 ranks beyond q start new and are not sent.
 
 The product M is never formed: its singular values come from the stacked factors. Components that
