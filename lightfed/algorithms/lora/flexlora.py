@@ -12,8 +12,9 @@ With `energy` below 1 a layer keeps the least number q of components with
 
 in the manner of FLoRIST (Ramesh, Dass: FLoRIST: Singular Value Thresholding for Efficient and
 Accurate Federated Fine-Tuning of Large Language Models. 2025. https://arxiv.org/abs/2506.09199),
-of which only the abstract was read: that its threshold is on squares is our reading. FLoRIST gives all clients one adapter of that rank; here a client has its own rank, of which the
-ranks beyond q start new and are not sent.
+of which only the abstract was read: that its threshold is on squares is our reading. FLoRIST gives
+all clients one adapter of that rank; here a client has its own rank, of which the ranks beyond q
+start new and are not sent.
 
 The product M is never formed: its singular values come from the stacked factors. Components that
 are zero up to rounding get D = 0 and the initial row of A, so that the product is the same and the
