@@ -246,8 +246,9 @@ class FromTorch(Dataset):
             self.datamodule.teardown("fit")
             self.datamodule.teardown("test")
         if self._owners is not None:
-            _, groups = np.unique(np.asarray(self._owners), return_inverse=True)
-            train = replace(train, groups=torch.from_numpy(groups))
+            names, groups = np.unique(np.asarray(self._owners), return_inverse=True)
+            owners = tuple(str(name) for name in names)
+            train = replace(train, groups=torch.from_numpy(groups), owners=owners)
         return {"train": train, "test": test}
 
     def _read(self, split: Split) -> Samples:
