@@ -76,7 +76,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         personal_test: PersonalTest = "match",
         train_fraction: float = 0.8,
         validation: float = 0.0,
-        unseen: float | list[int | str] | None = None,
+        unseen: float | list[str | int] | None = None,
         channels_last: bool | Literal["auto"] = "auto",
         last_batch: LastBatch = "keep",
         chunks: int = 1,

@@ -84,7 +84,7 @@ model.local_seconds             result  local_seconds               s
 model.evaluate                  term
 model.evaluate_at               term    evaluate_at
 model.eval_clients              term    -                           clients
-model.unseen_epochs             term    unseen_epochs               epochs
+model.unseen_epochs             result  unseen_epochs               epochs
 model.store                     how
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
