@@ -69,6 +69,7 @@ class Federation(Recorded, RoundModule):
         evaluate: Sequence[Kind] = ("global", "local", "personal"),
         evaluate_at: Moment | None = None,
         eval_clients: int | None = None,
+        unseen_epochs: int | None = None,
         store: Literal["device", "host"] = "device",
         side_by_side: SideBySide = "auto",
         pack_memory: int | None = None,
@@ -114,6 +115,9 @@ class Federation(Recorded, RoundModule):
                 set it to compare methods.
             eval_clients: Number of clients to evaluate, drawn once; by default all, but at most
                 1,000.
+            unseen_epochs: Epochs in which a client that never takes part (data.unseen) trains what
+                the method leaves with its clients, before it is tested on it; by default as long as
+                a session. It changes no other client and nothing of the server.
             store: Keep client rows on the device, or in pinned host memory if they do not fit.
             side_by_side: Clients of a group that train at once, by one set of operators: a number,
                 auto (32 where it pays and all layers are known) or off.
@@ -153,8 +157,13 @@ class Federation(Recorded, RoundModule):
             found = f"{eval_clients} of {self.num_clients} clients"
             raise UserError("model.eval_clients", found, "leave it out for all")
         self._kinds = tuple(evaluate)
+        checks.check_least("model.unseen_epochs", unseen_epochs)
         self._evaluate = partial(
-            Evaluation, kinds=self._kinds, at=evaluate_at, clients=eval_clients
+            Evaluation,
+            kinds=self._kinds,
+            at=evaluate_at,
+            clients=eval_clients,
+            unseen_epochs=unseen_epochs,
         )
 
         checks.check_least("model.max_failed_clients", max_failed_clients, 0)

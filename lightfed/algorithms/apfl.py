@@ -13,6 +13,7 @@ The client's network is in `interpolated.py`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as L
@@ -22,10 +23,10 @@ from typing_extensions import override
 from lightfed.algorithms.interpolated import Interpolated
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.hooks import SessionContext
+from lightfed.local.hooks import Newcomers, SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.models.client_module import ClientModule
-from lightfed.state.rows import ModelKind, Moment, Rows
+from lightfed.state.rows import ModelKind, Moment, Row, Rows
 from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Part
 from lightfed.utils.errors import UserError
@@ -82,7 +83,10 @@ class APFL(Algorithm):
                 "name one, or adaptive: false",
             )
         net: Any = s.module.net
-        net.turn = "w"
+        if s.round < 0:  # a client that is never met trains v_i alone
+            net.train_only_v()
+            return
+        net.take_turns()
         net.adapts = self.adaptive
 
     @override
@@ -98,6 +102,37 @@ class APFL(Algorithm):
         """Let alpha_i learn, once in a session."""
         net: Any = s.module.net
         net.adapt(s.group.layout.floats.views(s.row.floats), s.lr)
+
+    @override
+    def newcomers(self, fed: Fleet, clients: Sequence[int]) -> Newcomers:
+        """Return w, and what a new device starts from in the paper: v_i = w.
+
+        Its alpha is the initial one, also with `adaptive`.
+        """
+        with_w = fed.rows(clients, given=self.model)
+        layout = fed.groups[fed.home_group(clients[0])].layout
+        parameters = [entry.name for entry in layout.floats][: layout.parameters]
+
+        def read(some: Sequence[int]) -> Row:
+            rows = with_w.read(some)  # a copy
+            for row in rows.each():
+                tensors = layout.floats.views(row.floats)
+                for name, value in tensors.items():
+                    if name.startswith("net.v."):
+                        value.copy_(tensors[name.replace("net.v.", "net.w.", 1)])
+            return rows
+
+        def read_w(some: Sequence[int]) -> Row:
+            rows = read(some)
+            for row in rows.each():
+                layout.floats.views(row.floats)["net.alpha"].zero_()  # the output is that of w
+            return rows
+
+        return Newcomers(
+            served=replace(with_w, read=read_w),
+            start=replace(with_w, read=read),
+            trained=[name for name in parameters if name.startswith("net.v.")],
+        )
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:

@@ -84,6 +84,8 @@ class Ditto(Algorithm):
 
     @override
     def proximal(self, s: SessionContext) -> Proximal | None:
+        if s.round < 0:  # a client that is never met: v_k starts from w, and is pulled to it
+            return Proximal(self.model.parameters_row, self.lam)
         if self._anchor is None:  # the session of w_k
             return None
         return Proximal(self._anchor, self.lam)

@@ -39,6 +39,7 @@ class FedBuff(OneModel):
     no_personal = "the server steps to updates of whole models"
     no_server_step = "FedBuff has a step of its own, server_lr and beta"
     no_policy = "FedBuff's server waits for a buffer of its own"
+    no_unseen = "all clients of FedBuff train, each at its own pace"
     timing = Timing(Devices(delay=Exponential(1.0)))
     version: Tensor
     momentum: Tensor

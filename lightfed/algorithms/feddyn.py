@@ -64,5 +64,6 @@ class FedDyn(OneModel):
         fed.train(clients, t)
 
         merged = fed.merge(clients, into=self.model, weights="uniform")  # mean_{k in S} w_k
-        self.h += len(merged) / fed.clients * (theta - before)  # 1 / N sum_{k in S} (w_k - theta)
+        # 1 / N sum_{k in S} (w_k - theta)
+        self.h += len(merged) / len(fed.seen) * (theta - before)
         theta += self.h

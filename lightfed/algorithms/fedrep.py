@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet, Weights
+from lightfed.local.hooks import Newcomers
 from lightfed.local.local_work import Phase
 from lightfed.state.rows import ModelKind, Rows
 from lightfed.state.server_model import ServerModel
@@ -104,7 +105,7 @@ class FedRep(Algorithm):
 
         is_last = t + 1 == fed.rounds
         if is_last and self.final_epochs > 0:
-            everyone = list(range(fed.clients))
+            everyone = list(fed.seen)
             self.send(fed, everyone)
             fed.train(everyone, t, phases=[Phase(self.heads, epochs=self.final_epochs)])
 
@@ -117,6 +118,22 @@ class FedRep(Algorithm):
         fed.send(self.model, need_head)
         fed.send(self.model, need_body, tensors=self.body)
         self.seen[clients] = True
+
+    @override
+    def newcomers(self, fed: Fleet, clients: Sequence[int]) -> Newcomers:
+        """Return the server's body, on which a client that it has not met trains a head.
+
+        The head starts where those of all clients have: from the initial values, or from the mean
+        of the heads if the server has one.
+        """
+        layout = fed.groups[0].layout
+        parameters = [entry.name for entry in layout.floats][: layout.parameters]
+        heads = [name for name in parameters if self._in_head(name)]
+        if self.private:
+            body = fed.rows(clients, given=self.model, tensors=self.body)
+            return Newcomers(None, body, heads)
+        served = fed.server_rows(self.model, clients)
+        return Newcomers(served, fed.rows(clients, given=self.model), heads)
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:

@@ -29,6 +29,7 @@ class Interpolated(nn.Module):
     alpha: Tensor
     turn: str = "w"
     adapts: bool = False
+    _only_v: bool = False
 
     def __init__(self, net: nn.Module, alpha: float) -> None:
         super().__init__()
@@ -37,6 +38,17 @@ class Interpolated(nn.Module):
         self.register_buffer("alpha", torch.tensor(alpha))
         # alpha g_v + (1 - alpha) g_w of every parameter, by its name in v and w.
         self._slopes: dict[str, Tensor] = {}
+
+    def take_turns(self) -> None:
+        """Begin a session in which w and v take turns, w first."""
+        self.turn = "w"
+        self._only_v = False
+
+    def train_only_v(self) -> None:
+        """Begin a session in which every step is one of v."""
+        self.turn = "v"
+        self._only_v = True
+        self.adapts = False
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +74,8 @@ class Interpolated(nn.Module):
             return {"w": F.cross_entropy(w_logits, y)}
 
         v_logits = self.v(x)
-        self.turn = "w"
+        if not self._only_v:
+            self.turn = "w"
         if self.adapts:
             self.adapts = False
             self._find_slopes(F.cross_entropy(self._mixed(v_logits, w_logits), y))

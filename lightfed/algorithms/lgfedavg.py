@@ -38,6 +38,7 @@ from typing_extensions import override
 from lightfed.api.algorithm import KEY, Algorithm
 from lightfed.api.fleet import Fleet, Weights
 from lightfed.local.group_state import GroupState
+from lightfed.local.hooks import Newcomers
 from lightfed.state.rows import ModelKind, ModelLayout, Row, Rows
 from lightfed.state.server_model import ServerModel, part_of
 from lightfed.utils.bounds import Number
@@ -177,6 +178,17 @@ class LGFedAvg(Algorithm):
         fed.train(clients, t)  # local layers and global ones together, on D_m
         # theta_g <- mean of theta_g,m
         fed.merge(clients, into=self.model, weights=self.weights, tensors=sent)
+
+    @override
+    def newcomers(self, fed: Fleet, clients: Sequence[int]) -> Newcomers | None:
+        state = fed.groups[fed.home_group(clients[0])]
+        of_server = self._tensors(state)
+        if of_server is None:
+            return super().newcomers(fed, clients)  # all layers are the server's
+        parameters = [entry.name for entry in state.layout.floats][: state.layout.parameters]
+        own = [name for name in parameters if name not in of_server]
+        start = fed.rows(clients, given=self.model, tensors=self.global_tensors)
+        return Newcomers(None, start, own)
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:

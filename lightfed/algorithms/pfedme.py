@@ -33,6 +33,7 @@ class PFedMe(Algorithm):
     stateful = True  # a client's row is theta_i
     side_by_side = True
     no_server_step = "pFedMe has a step of its own, beta"
+    no_unseen = "all clients train in every round of pFedMe"
     holds = "its personal model"
     model: ServerModel
 

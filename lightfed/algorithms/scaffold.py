@@ -78,7 +78,7 @@ class SCAFFOLD(OneModel):
         # c <- c + 1 / N sum_i (c_i+ - c_i)
         mean_change = torch.zeros_like(x)
         fed.average(self.changes, merged, into=mean_change)
-        self.c += len(merged) / fed.clients * mean_change
+        self.c += len(merged) / len(fed.seen) * mean_change
         for i in fed.mine(merged):
             self.controls[i] = self.controls.get(i, 0.0) + self.changes[i]  # c_i <- c_i+
 

@@ -18,6 +18,7 @@ class Standalone(Algorithm):
     stateful = True
     no_server_step = "Standalone has no server"
     no_policy = "Standalone has no server"
+    no_unseen = "Standalone has no server, which could give a client a model"
     moments = ("trained", "aggregated")  # the same model: nothing is aggregated
     holds = "the model that it trains alone"
 

@@ -17,6 +17,7 @@ class Clock:
         sampled: Number of clients in a round.
         clients: Number of clients of the fleet.
         seed: Seed of the run.
+        seen: The clients that can take part, ascending; all by default.
 
     Attributes:
         now: Virtual seconds from the start of the run to the end of the last round.
@@ -35,10 +36,13 @@ class Clock:
     loses_partial: bool = False
     delays_steps: bool = False
 
-    def __init__(self, sampled: int, clients: int, seed: int) -> None:
+    def __init__(
+        self, sampled: int, clients: int, seed: int, seen: Sequence[int] | None = None
+    ) -> None:
         self.sampled = sampled
         self.clients = clients
         self.seed = seed
+        self.seen: Sequence[int] = range(clients) if seen is None else seen
         self.arrived: dict[int, int] = {}
         self.late: set[int] = set()
 
@@ -52,7 +56,7 @@ class Clock:
 
     def participants(self, t: int) -> list[int]:
         """Return the clients of round t, drawn without replacement, ascending."""
-        return participants(self.sampled, self.clients, seed=self.seed, t=t)
+        return participants(self.sampled, self.seen, seed=self.seed, t=t)
 
     def leaving(self, clients: Sequence[int], t: int) -> dict[int, float]:
         """Return the share of its session that each client completes which leaves during it."""

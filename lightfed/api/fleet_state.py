@@ -20,6 +20,7 @@ from lightfed.api.client_rows import ClientRows
 from lightfed.api.clock import Clock
 from lightfed.api.failures import Outcomes, takes_no_time
 from lightfed.api.places import Places
+from lightfed.api.unseen import check_has_for_unseen, check_takes_unseen, refuse_unseen
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.distributed.collectives import Ranks
 from lightfed.lightning_fits.session_trainer import SessionHost
@@ -70,6 +71,8 @@ class FleetState(ABC):
 
     Attributes:
         clients: Number of clients.
+        seen: The clients that can take part in a round, ascending: all but the unseen ones.
+        unseen: The clients that never train, ascending (`data.unseen`).
         sampled: Number of clients in a round.
         penalties: The terms of the clients' objective besides their loss.
         hooks: The algorithm and the penalties, whose hooks sessions call.
@@ -131,7 +134,9 @@ class FleetState(ABC):
         self.rounds = rounds
         self.max_failed = max_failed
         self.clients = sum(group.count for group in groups)
-        self.sampled = self.work.sampled(self.clients)
+        self.seen: Sequence[int] = data.partition_.seen
+        self.unseen: Sequence[int] = data.partition_.unseen.tolist()
+        self.sampled = self.work.sampled(len(self.seen))
         self.penalties = [p for p in (algorithm.local_penalty, local_penalty) if p is not None]
         self.hooks: Sequence[SessionHooks] = [algorithm, *self.penalties]
         check_additions(
@@ -140,6 +145,9 @@ class FleetState(ABC):
             server_optimizer=server_optimizer is not None,
             keep_optimizer=keep_optimizer,
         )
+        if self.unseen:
+            check_takes_unseen(algorithm)
+            self.work.check(len(self.seen), unseen=len(self.unseen))
 
         # Groups build their modules on the data's shapes, without the samples that are held out.
         data.reserve(algorithm.hold_out)
@@ -199,6 +207,8 @@ class FleetState(ABC):
         algorithm.setup(self)
         for penalty in self.penalties:
             penalty.setup(self)
+        if self.unseen:
+            check_has_for_unseen(self)
 
     def _build_groups(self, groups: Sequence[ClientGroup], host: SessionHost) -> list[GroupState]:
         """Build the module and the row store of every group, in their order."""
@@ -226,7 +236,7 @@ class FleetState(ABC):
     def _make_clock(self, timing: Callable[[Any], Clock] | None) -> Clock:
         """Make the clock of the clients' devices, or one in which no time passes."""
         if timing is None:
-            return Clock(self.sampled, self.clients, self.seed)
+            return Clock(self.sampled, self.clients, self.seed, self.seen)
         return timing(self)
 
     def _make_coverages(self) -> Coverages:
@@ -375,6 +385,10 @@ class FleetState(ABC):
         if client is None:
             rows = algorithm.models(self, "global", [])
             owner = "the server"
+        elif client in self.unseen:
+            newcomers = algorithm.newcomers(self, [client])
+            rows = None if newcomers is None else newcomers.served
+            owner = f"client {client}, which is unseen,"
         else:
             rows = algorithm.models(self, algorithm.moments[0], [client])
             owner = f"client {client}"
@@ -387,7 +401,13 @@ class FleetState(ABC):
         return rows
 
     def open_clients(self, clients: Sequence[int]) -> None:
-        """Assign ranks and slots to a round's participants, if they are stateless."""
+        """Assign ranks and slots to a round's participants, if they are stateless.
+
+        Raises:
+            UserError: The algorithm chooses participants by itself, and one of them is unseen.
+        """
+        if self.unseen:
+            refuse_unseen(self.algorithm, self.unseen, clients)
         if self.places.open(clients):
             self.client_rows.open(clients)
 

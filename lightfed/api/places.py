@@ -12,19 +12,20 @@ from lightfed.local.local_work import LocalWork, SessionPlans
 from lightfed.utils.rng import numpy_generator
 
 
-def participants(count: int, clients: int, *, seed: int, t: int) -> list[int]:
+def participants(count: int, clients: Sequence[int], *, seed: int, t: int) -> list[int]:
     """Return clients drawn uniformly without replacement, ascending; the same on every rank.
 
     Args:
         count: Number of clients to draw.
-        clients: Number of clients to draw from.
+        clients: The clients to draw from, ascending.
         seed: Seed of the run.
         t: The round.
     """
-    if count >= clients:
-        return list(range(clients))
+    if count >= len(clients):
+        return list(clients)
     rng = numpy_generator(seed, "participants", t)
-    return sorted(rng.choice(clients, count, replace=False, shuffle=False).tolist())
+    positions = rng.choice(len(clients), count, replace=False, shuffle=False).tolist()
+    return sorted(clients[position] for position in positions)
 
 
 def _block_size(state: GroupState, share: float) -> int:
@@ -96,7 +97,10 @@ class Places:
         if keeps:
             # Their homes stay for the whole run: rows do not move between ranks.
             counts = [state.group.count for state in states]
-            share = work.share(sum(counts))
+            num_seen = len(data.partition_.seen)
+            share = work.share(num_seen)
+            if num_seen < sum(counts):
+                share *= num_seen / sum(counts)
             sizes = [_block_size(state, share) for state in states]
             self.packs = dict(enumerate(blocks(counts, sizes)))
             self._settle([*self.packs])

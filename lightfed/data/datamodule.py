@@ -30,6 +30,7 @@ from lightfed.data.digests import Contents
 from lightfed.data.partition.draw import Partition, PersonalTest, draw_partition
 from lightfed.data.partition.schemes import Natural, Partitioner
 from lightfed.data.partition.sorting import distinct
+from lightfed.data.partition.unseen import check_unseen
 from lightfed.data.tested_samples import TestedSamples, TestSplit
 from lightfed.data.torch_data import FromTorch
 from lightfed.utils.errors import UserError
@@ -75,6 +76,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         personal_test: PersonalTest = "auto",
         train_fraction: float = 0.8,
         validation: float = 0.0,
+        unseen: float | list[str | int] | None = None,
         channels_last: bool | Literal["auto"] = "auto",
         last_batch: LastBatch = "keep",
         chunks: int = 1,
@@ -99,6 +101,10 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 possible, and does not train on. Every evaluation also tests on them, in columns
                 that begin with validation/. If you choose learning rates, rounds or early stopping
                 by these columns, test samples have no part in the choice.
+            unseen: The clients that never train: their share, rounded up and drawn once, or a list
+                of their numbers, or of the names of their owners where the data set knows them (a
+                speaker, a writer). They keep their samples, and every evaluation tests the models
+                on them too, in columns that begin with unseen.
             channels_last: Use that memory format for images. auto does so on a CPU, where
                 convolutions are up to a third faster with it, for networks that normalize at least
                 8 channels together and have no strided 1x1 convolution of fewer than 8 channels.
@@ -121,6 +127,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self.personal_test = personal_test
         self.train_fraction = train_fraction
         self.validation = validation
+        self.unseen = unseen
         self.channels_last = channels_last
         self.last_batch: LastBatch = last_batch
         self.chunks = chunks
@@ -151,6 +158,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 found=f"{self.validation}",
                 fix="give a number from 0 to less than 1, as 0.1; 0 keeps no samples",
             )
+        check_unseen(self.unseen or 0.0)
         for key in ("batch_size", "eval_batch_size", "chunks"):
             count = getattr(self, key)
             if count < 1:
@@ -259,6 +267,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
             test=self.personal_test,
             train_fraction=self.train_fraction,
             validation=self.validation,
+            unseen=self.unseen or 0.0,
             train=train,
             test_samples=test,
         )
@@ -271,8 +280,9 @@ class FederatedDataModule(Recorded, LightningDataModule):
         self.tested = self._tested_samples()
         # The windows of tokens on the host, for the tokens that a client has.
         self._tokens = train.x if self.task == "masked_lm" else None
-        # The training samples of all clients, each once.
-        self._union = torch.from_numpy(distinct(self.partition_.train_index, total=len(train)))
+        # The training samples of all clients that train, each once.
+        trained = self._of_seen(self.partition_.train_index, self.partition_.train_offsets)
+        self._union = torch.from_numpy(distinct(trained, total=len(train)))
         self.reserve(0.0)
         self._prepared = (clients, seed, device)
 
@@ -295,7 +305,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 self.train,
                 lambda client: self.partition_.validation(client),
                 self.train,
-                np.sort(partition.validation_index),
+                np.sort(self._of_seen(partition.validation_index, partition.validation_offsets)),
                 batch_size=self.eval_batch_size,
             )
         return tested
@@ -321,6 +331,15 @@ class FederatedDataModule(Recorded, LightningDataModule):
                 "data.personal_test: not every client has test samples of its owners, so all are "
                 "tested on samples of their classes (match)"
             )
+
+    def _of_seen(self, index: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return the samples of those clients that can train, of an index of all clients."""
+        unseen = self.partition_.unseen
+        if not len(unseen):
+            return index
+        is_seen = np.ones(self.partition_.clients, dtype=bool)
+        is_seen[unseen] = False
+        return index[np.repeat(is_seen, np.diff(offsets))]
 
     def _warn_of_clients_without_validation(self) -> None:
         """Say, on one rank, how many clients have a single sample, which they train on."""
@@ -555,7 +574,7 @@ class FederatedDataModule(Recorded, LightningDataModule):
         return self.tested["test"].whole_batch(i)
 
     def train_batches(self, batch_size: int) -> int:
-        """Return the number of batches of the training samples of all clients together.
+        """Return the number of batches of the training samples of all seen clients together.
 
         A single last sample is left out, unless it is the only one: these batches are for batch
         statistics, which need two.
@@ -567,5 +586,5 @@ class FederatedDataModule(Recorded, LightningDataModule):
         return num_whole
 
     def train_batch(self, i: int, batch_size: int) -> Batch:
-        """Return batch i of the training samples of all clients, each once, not augmented."""
+        """Return batch i of the training samples of all seen clients, each once, not augmented."""
         return self.train.batch(self._union[i * batch_size : (i + 1) * batch_size])

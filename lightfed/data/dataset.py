@@ -80,12 +80,14 @@ class Samples:
             none. An owner has the same number in both splits.
         columns: What batches are made of instead of x and y. x is then the first column, and y is
             for partitions only, 0 where there are no classes.
+        owners: The names of the owners, by their numbers in `groups`; None if they have none.
     """
 
     x: Tensor
     y: Tensor
     groups: Tensor | None = None
     columns: Columns | None = None
+    owners: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""

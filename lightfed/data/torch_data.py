@@ -261,14 +261,16 @@ class FromTorch(Dataset):
 
         owners = np.asarray(self._owners)
         if self._test_owners is None:
-            _, groups = np.unique(owners, return_inverse=True)
-            return {"train": replace(train, groups=torch.from_numpy(groups)), "test": test}
+            names, groups = np.unique(owners, return_inverse=True)
+            train = replace(train, groups=torch.from_numpy(groups), owners=_words(names))
+            return {"train": train, "test": test}
 
         test_owners = np.asarray(self._test_owners)
-        _, groups = np.unique(np.concatenate([owners, test_owners]), return_inverse=True)
+        names, groups = np.unique(np.concatenate([owners, test_owners]), return_inverse=True)
+        numbers = torch.from_numpy(groups)
         return {
-            "train": replace(train, groups=torch.from_numpy(groups[: len(owners)])),
-            "test": replace(test, groups=torch.from_numpy(groups[len(owners) :])),
+            "train": replace(train, groups=numbers[: len(owners)], owners=_words(names)),
+            "test": replace(test, groups=numbers[len(owners) :], owners=_words(names)),
         }
 
     def _read(self, split: Split) -> Samples:
@@ -356,3 +358,8 @@ def _whole_numbers(values: Tensor, key: str) -> Tensor:
             key=key, found=f"sample {number} has the class {values[number]}", fix="round it"
         )
     return rounded
+
+
+def _words(names: np.ndarray) -> tuple[str, ...]:
+    """Return the names of owners as text."""
+    return tuple(str(name) for name in names)

@@ -215,9 +215,10 @@ class Hub(Dataset):
     @override
     def load(self, split: Split) -> Samples:
         groups = None
+        owners = None
         if self._group is not None:
             column = column_of(self._tables["train"], self._group, "group")
-            _, group_numbers = coded(self._tables, column, "group", trained=False)
+            owners, group_numbers = coded(self._tables, column, "group", trained=False)
             groups = group_numbers[split]
 
         _, class_numbers = self._labels
@@ -228,9 +229,9 @@ class Hub(Dataset):
             classes = torch.zeros(len(self._tables[split]), dtype=torch.int64)
 
         if self.task == "classification":
-            return Samples(self._samples(split), classes, groups)
+            return Samples(self._samples(split), classes, groups, owners=owners)
         columns = self._tokens(split, classes)
-        return Samples(columns.tensors["input_ids"], classes, groups, columns)
+        return Samples(columns.tensors["input_ids"], classes, groups, columns, owners)
 
     def _tokens(self, split: Split, classes: Tensor) -> Columns:
         """Return the columns `input_ids`, `attention_mask` and `labels`, by the tokenizer.

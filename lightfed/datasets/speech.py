@@ -164,6 +164,7 @@ class SpeechCommands(Dataset):
             x=pictures,
             y=torch.tensor([clip.label for clip in clips]),
             groups=torch.tensor([number_of[clip.speaker] for clip in clips]),
+            owners=tuple(all_speakers),
         )
 
     def _spoken(self, split: Split) -> list[_Clip]:
@@ -302,6 +303,7 @@ class Tones(Dataset):
             x=torch.from_numpy(log_mel(self.recordings(chosen))),
             y=torch.from_numpy(self.word[chosen]),
             groups=torch.from_numpy(self.speaker[chosen]),
+            owners=tuple(f"speaker {number}" for number in range(self.speakers)),
         )
 
     def recordings(self, clips: np.ndarray) -> Iterator[np.ndarray]:

@@ -407,7 +407,8 @@ class OwnedText(Dataset):
         counts = torch.tensor([len(windows) for windows in windows_of_owners])
         owners = torch.arange(len(windows_of_owners)).repeat_interleave(counts)
         columns = Columns({"input_ids": x, "labels": x}, {}, dict)
-        return Samples(x, torch.zeros(len(x), dtype=torch.int64), owners, columns)
+        classes = torch.zeros(len(x), dtype=torch.int64)
+        return Samples(x, classes, owners, columns, tuple(self._texts))
 
     @cached_property
     def _texts(self) -> dict[str, str]:

@@ -43,6 +43,7 @@ class DeviceClock(Clock):
         sampled: Number of clients in a round.
         policy: What the server waits for; all clients by default.
         seed: Of the run.
+        seen: The clients that can take part, ascending; all by default.
 
     Attributes:
         finish: When each client has finished its last work, in virtual seconds, (N,).
@@ -57,9 +58,12 @@ class DeviceClock(Clock):
         sampled: int,
         policy: Policy | None = None,
         seed: int = 0,
+        seen: Sequence[int] | None = None,
     ) -> None:
         clients = ledger.clients
-        super().__init__(sampled, clients, seed)
+        super().__init__(sampled, clients, seed, seen)
+        self._is_unseen = np.ones(clients, dtype=bool)
+        self._is_unseen[list(self.seen)] = False
         self.devices = devices
         self.policy = policy or Policy()
         self.values = values
@@ -164,6 +168,7 @@ class DeviceClock(Clock):
         # A client whose update is still under way cannot be asked before that has been merged.
         free_at = self.finish.copy()
         free_at[self.under_way] = np.inf
+        free_at[self._is_unseen] = np.inf
         start = max(self.now, float(free_at.min()))
         is_free = free_at <= start
 

@@ -51,9 +51,9 @@ class Timing:
                     "given, but sessions take no time",
                     "give model.devices, which may be {}",
                 )
-            self.policy.check(fleet.sampled, fleet.clients)
+            self.policy.check(fleet.sampled, len(fleet.seen))
         if devices is None:
-            return Clock(fleet.sampled, fleet.clients, fleet.seed)
+            return Clock(fleet.sampled, fleet.clients, fleet.seed, fleet.seen)
 
         counts = {state.name: state.group.count for state in fleet.groups}
         rates = devices.of(counts, seed=fleet.seed)
@@ -68,6 +68,7 @@ class Timing:
             sampled=fleet.sampled,
             policy=self.policy,
             seed=fleet.seed,
+            seen=fleet.seen,
         )
 
 

@@ -10,6 +10,14 @@ These kinds exist, each with a name of its own in the metrics:
     aggregated  what `personal` would be after aggregation
     finetuned   the server's model after a session of the client, on the client's test split
 
+All of these are about clients that can take part in training. With `data.unseen` each evaluation
+has three more kinds, about those that never do; see `lightfed.local.hooks.Newcomers`:
+
+    unseen            the server's model, as it is, on the client's test split
+    unseen_finetuned  after the client has trained what the method leaves with its clients
+    gap               the participation gap: the mean over clients that take part minus that over
+                      those that do not
+
 With `data.validation` each of them is also measured on validation samples: a client's own, and for
 `global` those of all clients together. The names of these metrics begin with validation/.
 
@@ -33,6 +41,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.tested_samples import TEST_SPLITS, TestSplit
 from lightfed.local.alone import TestsAtOnce
+from lightfed.local.hooks import Newcomers
 from lightfed.local.logbook import needs_whole
 from lightfed.local.session import GLOBAL, Report, weighted_means
 from lightfed.models.client_module import reported
@@ -44,6 +53,8 @@ from lightfed.utils.rng import derive_seed, numpy_generator, seed_default_genera
 
 Kind = Literal["global", "personal", "local", "trained", "aggregated", "finetuned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+UnseenKind = Literal["unseen", "unseen_finetuned"]  # on clients that never train
+UNSEEN_KINDS: tuple[UnseenKind, ...] = get_args(UnseenKind)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 WORST = 0.1  # share of the clients in the "worst" metric
 MOST = 1_000  # clients to evaluate by default; testing more of them costs more than a round
@@ -54,10 +65,10 @@ MOST = 1_000  # clients to evaluate by default; testing more of them costs more 
 IDLE = -2
 
 # The kind of a metric, and the position of the group whose models are tested.
-ModelKey = tuple[Kind, int]
+ModelKey = tuple[Kind | UnseenKind, int]
 
 # The samples of a test, the kind of its metric, and the position of the group.
-TestKey = tuple[TestSplit, Kind, int]
+TestKey = tuple[TestSplit, Kind | UnseenKind, int]
 
 
 class Evaluation:
@@ -70,17 +81,21 @@ class Evaluation:
         at: The moment of the personal metric; by default the first of the algorithm's `moments`.
         clients: The number of clients to evaluate, drawn once. None for all, but at most
             1,000.
+        unseen_epochs: Local epochs in which unseen clients train what the method leaves with its
+            clients; as many as in a session of a round by default.
 
     Attributes:
         at: The moment of the personal metric.
         in_sessions: What to test in the sessions of a round: the kind of the metric, by moment.
-        clients: The clients to evaluate, ascending.
+        clients: The clients to evaluate, ascending, of those that can train.
+        unseen: The clients to evaluate, ascending, of those that never train.
         rows: The models to test outside of sessions, by the kind of the metric and the group; each
             evaluation finds them anew.
         tests_at_once: Those of these tests that are run for several clients at once.
 
     Raises:
-        UserError: `finetuned` is asked for, but clients do not start from the server's model.
+        UserError: `finetuned` is asked for, but clients do not start from the server's model; or
+            nothing trains in `unseen_epochs`.
     """
 
     def __init__(
@@ -91,6 +106,7 @@ class Evaluation:
         kinds: Sequence[Kind],
         at: Moment | None = None,
         clients: int | None = None,
+        unseen_epochs: int | None = None,
     ) -> None:
         if "finetuned" in kinds and fleet.stateful:
             found = f"finetuned, but clients of {type(fleet.algorithm).__name__} keep rows"
@@ -101,7 +117,7 @@ class Evaluation:
         self._data = data
         self._kinds = frozenset(kinds)
         self._expects_metrics = bool(kinds)  # an evaluation without any is still to be warned of
-        self._reports: dict[Kind, list[Report]] = {}
+        self._reports: dict[Kind | UnseenKind, list[Report]] = {}
         self.at: Moment = fleet.algorithm.moments[0] if at is None else at
 
         # At a moment that does not last until the end of the round, models are tested in sessions.
@@ -120,10 +136,18 @@ class Evaluation:
 
         self.clients: list[int] = []
         if self._kinds - {"global"}:
-            self.clients = self._choose_clients(clients)
-        self._clients_by_group: dict[int, list[int]] = {}
-        for client in self.clients:
-            self._clients_by_group.setdefault(fleet.home_group(client), []).append(client)
+            self.clients = self._choose_clients(clients, fleet.seen, "evaluated-clients")
+        self._clients_by_group = self._by_group(self.clients)
+
+        self.unseen: list[int] = []
+        if self._kinds and fleet.unseen:
+            self.unseen = self._choose_clients(clients, fleet.unseen, "evaluated-unseen")
+        self._unseen_by_group = self._by_group(self.unseen)
+        self._never_train = frozenset(self.unseen)
+        self._unseen_epochs = unseen_epochs
+        self._newcomers = self._find_newcomers()
+        if unseen_epochs is not None:
+            self._check_unseen_epochs(unseen_epochs)
 
         self.rows = self._find_models()
         self.tests_at_once = self._find_tests_at_once()
@@ -142,9 +166,17 @@ class Evaluation:
             kinds[self.at] = "personal"
         return kinds
 
-    def _choose_clients(self, count: int | None) -> list[int]:
-        """Draw the clients to evaluate; all of them if there are no more than `count`."""
-        everyone = self._fleet.clients
+    def _choose_clients(
+        self, count: int | None, candidates: Sequence[int], purpose: str
+    ) -> list[int]:
+        """Draw the clients to evaluate; all of them if there are no more than `count`.
+
+        Args:
+            count: The number of clients to draw; None for all, but at most 1,000.
+            candidates: The clients to draw from, ascending.
+            purpose: Names the draw.
+        """
+        everyone = len(candidates)
         if count is None and everyone > MOST:
             count = MOST
             self._fleet.warn(
@@ -152,11 +184,44 @@ class Evaluation:
                 "set a number to change that"
             )
         if count is None or count >= everyone:
-            return list(range(everyone))
+            return list(candidates)
 
-        rng = numpy_generator(self._fleet.seed, "evaluated-clients")
+        rng = numpy_generator(self._fleet.seed, purpose)
         chosen = rng.choice(everyone, count, replace=False, shuffle=False)
-        return sorted(chosen.tolist())
+        return sorted(candidates[position] for position in chosen.tolist())
+
+    def _by_group(self, clients: Sequence[int]) -> dict[int, list[int]]:
+        """Return clients by the position of their group."""
+        clients_by_group: dict[int, list[int]] = {}
+        for client in clients:
+            clients_by_group.setdefault(self._fleet.home_group(client), []).append(client)
+        return clients_by_group
+
+    def _find_newcomers(self) -> dict[int, Newcomers]:
+        """Return what the method has for the unseen clients of each group."""
+        newcomers_by_group = {}
+        for group, clients in self._unseen_by_group.items():
+            newcomers = self._fleet.algorithm.newcomers(self._fleet, clients)
+            if newcomers is not None:
+                newcomers_by_group[group] = newcomers
+        return newcomers_by_group
+
+    def _check_unseen_epochs(self, epochs: int) -> None:
+        """Refuse epochs in which no client would train."""
+        key = "model.unseen_epochs"
+        if not self._fleet.unseen:
+            raise UserError(key, f"{epochs}, and no client is unseen", "give data.unseen, too")
+        if self._kinds and not any(map(self._finetunes, self._newcomers)):
+            name = type(self._fleet.algorithm).__name__
+            found = f"{epochs}, and clients of {name} have nothing of their own to train"
+            raise UserError(key, found, "leave it out, or add finetuned to model.evaluate")
+
+    def _finetunes(self, group: int) -> bool:
+        """Whether the unseen clients of a group train before they are tested a second time.
+
+        Without parts of their own, they train the server's model if other clients do so, too.
+        """
+        return bool(self._newcomers[group].trained) or "finetuned" in self._kinds
 
     def _find_models(self) -> dict[ModelKey, Rows]:
         """Return the models to test; the algorithm may have none for a kind and a group."""
@@ -168,34 +233,49 @@ class Evaluation:
                 rows = self._fleet.algorithm.models(self._fleet, model_kind, clients)
                 if rows is not None:
                     models[kind, group] = rows
+
+        self._newcomers = self._find_newcomers()
+        for group, newcomers in self._newcomers.items():
+            if newcomers.served is not None:
+                models["unseen", group] = newcomers.served
         return models
+
+    def _clients_of(self, key: ModelKey) -> list[int]:
+        """Return the clients of a group that are tested for a kind; none for `global`."""
+        kind, group = key
+        if kind == "global":
+            return []
+        if kind == "unseen":
+            return self._unseen_by_group[group]
+        return self._clients_by_group[group]
 
     def _find_tests_at_once(self) -> dict[TestKey, TestsAtOnce]:
         """Return tests of several clients at once, for groups whose clients also train so."""
         tests_at_once: dict[TestKey, TestsAtOnce] = {}
         for (kind, group), rows in self.rows.items():
-            clients = [] if kind == "global" else self._clients_by_group[group]
+            clients = self._clients_of((kind, group))
             for split in self._data.tested:
                 tests = self._fleet.packs.tests(group, rows, clients, split)
                 if tests is not None:
                     tests_at_once[split, kind, group] = tests
         return tests_at_once
 
-    def _is_at_once(self, kind: Kind, group: int) -> bool:
+    def _is_at_once(self, kind: Kind | UnseenKind, group: int) -> bool:
         """Whether all tests of these models are run for several clients at once."""
         return all((split, kind, group) in self.tests_at_once for split in self._data.tested)
 
     def _has_own_job(self, client: int) -> bool:
         """Whether a client has a test that is not run together with those of other clients."""
-        if "finetuned" in self._kinds:
-            return True
-        group_of_client = self._fleet.home_group(client)
-        for kind, group in self.rows:
-            if group != group_of_client or kind == "global":
-                continue
-            if not self._is_at_once(kind, group):
+        group = self._fleet.home_group(client)
+        if client in self._never_train:
+            kinds: list[Kind | UnseenKind] = ["unseen"]
+            if self._finetunes(group):
                 return True
-        return False
+        else:
+            kinds = [kind for kind in self._tested if kind != "global"]
+            if "finetuned" in self._kinds:
+                return True
+        return any((k, group) in self.rows and not self._is_at_once(k, group) for k in kinds)
 
     @property
     def jobs(self) -> UserList[int]:
@@ -205,7 +285,8 @@ class Evaluation:
         plain list for a collection of loaders.
         """
         ranks = self._fleet.ranks
-        clients_with_own_job = [client for client in self.clients if self._has_own_job(client)]
+        tested_clients = sorted([*self.clients, *self.unseen])
+        clients_with_own_job = [client for client in tested_clients if self._has_own_job(client)]
         shares = [self._share(rank, clients_with_own_job) for rank in range(ranks.world)]
 
         jobs, self._pieces = shares[ranks.rank]
@@ -240,7 +321,7 @@ class Evaluation:
 
     def start(self) -> None:
         """Prepare an evaluation; called before its first job, on every rank."""
-        self._reports = {kind: [] for kind in KINDS}
+        self._reports = {kind: [] for kind in (*KINDS, *UNSEEN_KINDS)}
         for tests in self.tests_at_once.values():
             tests.start()
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
@@ -256,6 +337,8 @@ class Evaluation:
             for split in self._data.tested:
                 if (split, "global", 0) not in self.tests_at_once:
                     self._test_global(self.rows["global", 0], split)
+        elif job in self._never_train:
+            self._test_unseen(job)
         elif job < self._fleet.clients:
             self._test_client(job)
         else:
@@ -283,6 +366,28 @@ class Evaluation:
             with torch.inference_mode(False), torch.enable_grad():
                 row = fleet.deployed(client).row(client)
                 self._reports["finetuned"] += fleet.client_sessions.finetune(client, row)
+
+    def _test_unseen(self, client: int) -> None:
+        """Test an unseen client: with the server's model, and with what it makes of that."""
+        fleet = self._fleet
+        group = fleet.home_group(client)
+        if ("unseen", group) in self.rows:
+            for split in self._data.tested:
+                if (split, "unseen", group) not in self.tests_at_once:
+                    rows = self.rows["unseen", group]
+                    report = fleet.client_sessions.test(client, rows, split=split)
+                    self._reports["unseen"].append(report)
+
+        if self._finetunes(group):
+            newcomers = self._newcomers[group]
+            # Lightning evaluates in inference mode, where gradients cannot be computed.
+            with torch.inference_mode(False), torch.enable_grad():
+                self._reports["unseen_finetuned"] += fleet.client_sessions.finetune(
+                    client,
+                    newcomers.start.row(client),
+                    trained=newcomers.trained,
+                    epochs=self._unseen_epochs,
+                )
 
     def _test_global(self, rows: Rows, split: TestSplit) -> None:
         """Test the server's models on this rank's batches of the samples of all together.
@@ -331,6 +436,7 @@ class Evaluation:
                 else:
                     reports_of_kind[prefix + kind] = reports
                     metrics |= self._client_metrics(reports, prefix + kind)
+            metrics |= self._gaps(reports_of_kind, prefix)
 
         if not metrics and self._expects_metrics:
             self._expects_metrics = False  # one warning is enough
@@ -340,6 +446,29 @@ class Evaluation:
             )
         return metrics, reports_of_kind
 
+    def _gaps(
+        self, reports_of_kind: Mapping[str, Sequence[Report]], prefix: str
+    ) -> dict[str, float]:
+        """Return the participation gap of each metric, and half the width of its interval.
+
+        Clients that have trained are compared by the models that they hold. Those that never do
+        hold what they have trained in this evaluation, or else the server's model. Clients that
+        hold the server's model, too, are compared by it, and not by what a session has made of it.
+        """
+        tuned = reports_of_kind.get(f"{prefix}unseen_finetuned", ())
+        if tuned:
+            kind_of_seen: Kind = "finetuned" if "finetuned" in self._kinds else "personal"
+            return participation_gaps(
+                reports_of_kind.get(prefix + kind_of_seen, ()), tuned, f"{prefix}gap"
+            )
+
+        for kind, model_kind in self._tested.items():
+            if model_kind == "aggregated":
+                unseen = reports_of_kind.get(f"{prefix}unseen", ())
+                seen = reports_of_kind.get(prefix + kind, ())
+                return participation_gaps(seen, unseen, f"{prefix}gap")
+        return {}
+
     def _client_metrics(self, reports: Sequence[Report], kind: str) -> dict[str, float]:
         """Summarize the metrics of clients, by group if there are several."""
         group_names = [state.name for state in self._fleet.groups]
@@ -348,13 +477,16 @@ class Evaluation:
             groups = [group_names[self._fleet.home_group(report.client)] for report in reports]
         return client_metrics(reports, kind, groups)
 
-    def _gather(self, tests: Mapping[Moment, Sequence[Report]]) -> dict[Kind, list[Report]]:
+    def _gather(
+        self, tests: Mapping[Moment, Sequence[Report]]
+    ) -> dict[Kind | UnseenKind, list[Report]]:
         """Return the reports of all ranks by kind, sorted; name clients whose test has failed."""
         self._add_tests_at_once()
         reports_of_ranks = self._fleet.ranks.gather([self._reports])
 
-        reports_of_kind: dict[Kind, list[Report]] = {}
-        for kind in KINDS:
+        reports_of_kind: dict[Kind | UnseenKind, list[Report]] = {}
+        kinds = (*KINDS, *UNSEEN_KINDS) if self.unseen else KINDS
+        for kind in kinds:
             reports: list[Report] = []
             for reports_of_rank in reports_of_ranks:
                 reports += reports_of_rank[kind]
@@ -386,7 +518,7 @@ class Evaluation:
             for report in reports:
                 if fleet.places.owner[report.client] != rank:
                     continue
-                if kind != "local":
+                if kind not in ("local", "unseen"):
                     report.stored = fleet.stored_bytes(report.client)
                 self._reports[kind].append(report)
 
@@ -404,6 +536,44 @@ class Evaluation:
                     f"model.evaluate_at: models that are {moment} exist only during a round; "
                     f"there are no {kind} metrics now"
                 )
+
+
+def participation_gaps(
+    seen: Sequence[Report], unseen: Sequence[Report], kind: str
+) -> dict[str, float]:
+    """Return how much better clients fare that take part in training than those that never do.
+
+    Args:
+        seen: The reports of clients that take part, one for each.
+        unseen: Those of clients that never do.
+        kind: The kind of evaluation in the names of the metrics.
+
+    Returns:
+        `<kind>/<name>`, the mean over the former minus that over the latter. With two clients or
+        more of each, also `<kind>/<name>_half`, half the width of its interval of 95 % by Welch's
+        rule, which takes the clients for draws from two populations.
+    """
+    gaps: dict[str, float] = {}
+    names = {name for report in seen for name in report.metrics}
+    for name in sorted(names & {name for report in unseen for name in report.metrics}):
+        of_seen = np.array([r.metrics[name] for r in seen if name in r.metrics])
+        of_unseen = np.array([r.metrics[name] for r in unseen if name in r.metrics])
+        gaps[f"{kind}/{name}"] = float(of_seen.mean() - of_unseen.mean())
+        if min(len(of_seen), len(of_unseen)) > 1:
+            gaps[f"{kind}/{name}_half"] = _half_width(of_seen, of_unseen)
+    return gaps
+
+
+def _half_width(a: np.ndarray, b: np.ndarray) -> float:
+    """Return half the width of the 95 % interval of a difference of means, by Welch's rule."""
+    from scipy.special import stdtrit  # takes a third of a second to import
+
+    variances = np.array([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
+    variance = float(variances.sum())
+    if not variance > 0:
+        return variance  # 0, or NaN of metrics that are not finite
+    degrees = variance**2 / (variances**2 / np.array([len(a) - 1, len(b) - 1])).sum()
+    return float(stdtrit(degrees, 0.975)) * variance**0.5
 
 
 def client_metrics(

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.engine import session_setup
-from lightfed.engine.evaluation import KINDS
+from lightfed.engine.evaluation import KINDS, UNSEEN_KINDS
 from lightfed.engine.progress import RoundProgressBar
 from lightfed.engine.run_trainer import RunTrainer
 from lightfed.engine.session_setup import OptimizerFactory
@@ -174,7 +174,8 @@ def warn_of_test_monitors(trainer: RunTrainer, fleet: Fleet) -> None:
         return
     for callback in trainer.callbacks:
         monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and monitor.partition("/")[0] in KINDS:
+        kinds = (*KINDS, *UNSEEN_KINDS)
+        if isinstance(monitor, str) and monitor.partition("/")[0] in kinds:
             fleet.warn(
                 f"{type(callback).__name__} chooses by {monitor}, which is measured on test "
                 f"samples; monitor validation/{monitor} instead"

@@ -1,6 +1,6 @@
 """Begins, ends and tests the sessions of clients, whether they train alone or in packs."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from lightfed.data.tested_samples import TestSplit
 from lightfed.lightning_fits.python_state import Attributes
 from lightfed.local.group_state import GroupState
 from lightfed.local.hooks import SessionContext, SessionFleet
-from lightfed.local.local_work import SessionPlans
+from lightfed.local.local_work import Phase, SessionPlans
 from lightfed.local.logbook import batch_size
 from lightfed.local.optimizer import Proximal
 from lightfed.local.session import LocalSession, Report, Runtime, SessionReport, Work
@@ -268,12 +268,21 @@ class ClientSessions:
         for moment, reports in self.tests.items():
             self.tests[moment] = [report for report in reports if report.client not in clients]
 
-    def finetune(self, client: int, row: Row) -> list[Report]:
+    def finetune(
+        self,
+        client: int,
+        row: Row,
+        *,
+        trained: Sequence[str] = (),
+        epochs: int | None = None,
+    ) -> list[Report]:
         """Train a copy of a row in an unreported session, and test the client on it.
 
         Args:
             client: Number of the client.
             row: The values to start from, which do not change.
+            trained: Names of the parameters to train; all by default.
+            epochs: Local epochs of the session; the configured length by default.
 
         Returns:
             The reports of the tests, one for each split; or one without samples if the session
@@ -283,7 +292,7 @@ class ClientSessions:
         state.live.restore()
         try:
             session = self._begin(client, state, state.borrow(row), NO_ROUND)
-            state.session.train(session.row, self._finetuning(session))
+            state.session.train(session.row, self._finetuning(session, trained, epochs))
         except UserError:
             raise
         except Exception as error:  # of the user's module, as in a round
@@ -293,23 +302,30 @@ class ClientSessions:
         state.live.restore()
         return reports
 
-    def _finetuning(self, session: SessionContext) -> Work:
+    def _finetuning(
+        self, session: SessionContext, trained: Sequence[str], epochs: int | None
+    ) -> Work:
         """Return the work of a session that only serves an evaluation.
 
-        It is an ordinary session of the configured length, without what the method adds to those of
-        its rounds: masks, phases and repeated steps. Every evaluation makes the same draws, so that
-        metrics of two rounds differ only by their models.
+        It is an ordinary session, without what the method adds to those of its rounds: masks,
+        phases and repeated steps. Every evaluation makes the same draws, so that metrics of two
+        rounds differ only by their models. The arguments are those of `finetune`.
         """
         client = session.client
         t = session.round
         purpose = "finetune-"
         total = self.plans.steps_of(client, t, purpose)
+        if epochs is not None:
+            per_epoch = self._fleet.data.num_batches(client, t)
+            total = self._fleet.work.limited(epochs * per_epoch)
+        phases = {0: Phase(trained).parameters(session.module)} if trained else {}
         return self._make_work(
             session,
             total=total,
             batches=self.plans.batches(client, t, total, purpose),
             seed=self.plans.seed(client, t, purpose),
             epoch_batches=self._fleet.data.num_batches(client, t),
+            phases=phases,
             attributes=Attributes(None, client),
         )
 

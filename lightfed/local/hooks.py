@@ -164,6 +164,23 @@ class LocalPenalty(SessionHooks, Recorded):
         """
 
 
+@dataclass(frozen=True)
+class Newcomers:
+    """What a method has for clients of one group that it has never met.
+
+    Attributes:
+        served: The server's model, as such a client gets it. None if the server has no whole model,
+            because clients keep parts to themselves.
+        start: The models that the clients' own training starts from.
+        trained: Names of the parameters that the method leaves with its clients, which are all that
+            their own training changes. Empty if clients have nothing of their own.
+    """
+
+    served: Rows | None
+    start: Rows
+    trained: Sequence[str] = ()
+
+
 class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     """The declarations and hooks of an algorithm. All but `setup` and `round` have a default.
 
@@ -186,6 +203,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         no_personal: Why clients cannot keep some tensors to themselves (`model.personal`); empty if
             they can. None: they can, unless the class is `stateful`.
         no_policy: Why the server cannot merge before all clients have sent; empty if it can.
+        no_unseen: Why some clients cannot be left out of all rounds and then get a model
+            (`data.unseen`); empty if they can.
         takes_late: Whether an update that arrives in a later round fits into the mean of that
             round. A class has to declare it for itself.
         parts: Shares of the model that clients hold: client i holds entry i mod length. With
@@ -215,6 +234,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     no_server_step: str = ""
     no_personal: str | None = None
     no_policy: str = ""
+    no_unseen: str = ""
     takes_late: bool = False
     parts: Sequence[float] = ()
     timing: Callable[[Any], Any] | None = None
@@ -282,6 +302,42 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         if kind == "local" or not is_whole:
             return None
         return fed.server_rows(model, clients)
+
+    def newcomers(self, fed: Any, clients: Sequence[int]) -> Newcomers | None:
+        """Return what the method has for clients that never take part (`data.unseen`).
+
+        They get the server's `model`. By default the parameters which it lacks, and personal ones,
+        are the clients' own: they start from their initial values. If the server has all of the
+        model, and clients keep models of their own nevertheless, their own training starts from the
+        server's and changes all of it.
+
+        Args:
+            fed: Makes the models, as in `models`.
+            clients: Clients of one group, perhaps on other ranks.
+
+        Returns:
+            None if the method has nothing for such clients.
+        """
+        model = getattr(self, "model", None)
+        if not isinstance(model, ServerModel):
+            return None
+
+        group = fed.home_group(clients[0])
+        layout = fed.groups[group].layout
+        names = [entry.name for entry in layout.floats][: layout.parameters]
+        of_server = set(model.aliases[group].values()) if model.part else set(names)
+        own = [name for name in names if name not in of_server or name in fed.personal]
+        if own:
+            return Newcomers(None, fed.rows(clients, given=model), own)
+        if fed.personal:
+            return None  # statistics alone: a client that never trains has none
+
+        keeps_models = self.stateful and type(self).models is Hooks.models
+        if keeps_models:
+            served = fed.server_rows(model, clients)
+            return Newcomers(served, served, names)
+        served = self.models(fed, "aggregated", clients)
+        return None if served is None else Newcomers(served, served)
 
     def with_parts(self, parts: Sequence[float]) -> Self:
         """Return a copy whose clients hold these parts; for an algorithm before its `setup`."""

@@ -79,11 +79,12 @@ class LocalWork:
     seconds: float | None = None
     limit: int | float | None = None
 
-    def check(self, clients: int) -> None:
+    def check(self, clients: int, *, unseen: int = 0) -> None:
         """Check the values.
 
         Args:
-            clients: Number of clients of the federation.
+            clients: Number of clients of the federation that can take part in a round.
+            unseen: Number of those that never do.
 
         Raises:
             UserError: A value cannot be used; it names the key.
@@ -95,6 +96,8 @@ class LocalWork:
         count = self.clients_per_round
         if count is not None and not 1 <= count <= clients:
             found = f"{count} of {clients} clients"
+            if unseen:
+                found += f" that are not unseen (data.unseen has {unseen})"
             raise UserError("model.clients_per_round", found, "give a number from 1 to that")
         if count is not None and self.fraction != 1.0:
             found = f"{count}, and fraction {self.fraction}"

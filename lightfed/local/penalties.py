@@ -69,8 +69,8 @@ class LinearTerm(LocalPenalty):
         # w_k - w_0 of this round, until it is known whether the server uses the session.
         self.changes = fed.keep("memory change", durable=False)
 
-        samples = [fed.data.num_samples(client) for client in range(fed.clients)]
-        self.mean_samples = sum(samples) / fed.clients
+        samples = [fed.data.num_samples(client) for client in fed.seen]
+        self.mean_samples = sum(samples) / len(samples)
 
     def weight(self, s: SessionContext) -> float:
         """Return alpha_k, the weight of the term for a session's client."""

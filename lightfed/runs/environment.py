@@ -67,6 +67,8 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Any) -> dict[str, Any
         "evaluated_clients": len(evaluation.clients),
         "side_by_side": fleet.training.side_by_side,
     }
+    if fleet.unseen:
+        run["unseen"] = list(fleet.unseen)
     return software() | run | fleet.algorithm.environment(fleet)
 
 

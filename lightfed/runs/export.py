@@ -93,7 +93,7 @@ def check(fleet: Fleet, kinds: Sequence[Exported]) -> None:
         )
 
     if "clients" in kinds or "groups" in kinds:
-        clients = fleet.mine(range(fleet.clients)) if fleet.stateful else [0]
+        clients = fleet.mine(fleet.seen) if fleet.stateful else [0]
         for client in clients[:1]:
             fleet.deployed(client)
 
@@ -195,7 +195,8 @@ class _Exporter:
 
         if "clients" in kinds:
             if fleet.stateful:
-                clients = fleet.mine(range(fleet.clients))
+                # An unseen client has trained no model of its own.
+                clients = fleet.mine(fleet.seen)
             else:
                 # Every rank has the models of all clients, so they share the work.
                 clients = list(range(fleet.ranks.rank, fleet.clients, fleet.ranks.world))

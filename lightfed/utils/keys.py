@@ -84,6 +84,7 @@ model.local_seconds             result  local_seconds               s
 model.evaluate                  term
 model.evaluate_at               term    evaluate_at
 model.eval_clients              term    -                           clients
+model.unseen_epochs             result  unseen_epochs               epochs
 model.store                     how
 model.side_by_side              result  side_by_side                clients
 model.pack_memory               result  pack_memory                 MiB
@@ -100,6 +101,7 @@ data.eval_batch_size            result  -                           samples
 data.personal_test              term    personal_test
 data.train_fraction             term    train_fraction
 data.validation                 term    validation
+data.unseen                     term    unseen
 data.channels_last              result
 data.last_batch                 result  last_batch
 data.chunks                     result  chunks

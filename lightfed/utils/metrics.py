@@ -11,5 +11,11 @@ _FALLING = re.compile(
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a metric falls as a model gets better, as a loss or an error does."""
-    return _FALLING.search(metric.lower()) is not None
+    """Return whether a metric falls as a model gets better, as a loss or an error does.
+
+    A participation gap is that of a metric: it falls if the metric rises, and rises towards 0 if
+    the metric falls.
+    """
+    falls = _FALLING.search(metric.lower()) is not None
+    is_gap = metric.removeprefix("validation/").startswith("gap/")
+    return falls != is_gap

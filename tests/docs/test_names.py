@@ -57,6 +57,7 @@ NOT_OURS = {
     *("runs/compare/", "runs/comparison/"),
     # Beginnings of the names of metrics, and of columns.
     *("global/", "personal/", "aggregated/", "trained/", "finetuned/", "official/"),
+    *("unseen/", "unseen_finetuned/", "gap/"),
 }
 # Programs whose options are not looked at.
 FOREIGN_PROGRAMS = {"pip", "pytest", "sbatch", "squeue", "srun"}

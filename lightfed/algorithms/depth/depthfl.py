@@ -98,7 +98,7 @@ class DepthFL(OneModel):
 
         m = self._holders(fed, merged)[: len(w)]
         # h[e] <- h[e] - alpha m_e / N (a - w_t)[e]
-        self.h -= self.alpha / fed.clients * m * (w - before)
+        self.h -= self.alpha / len(fed.seen) * m * (w - before)
         # w_{t+1} = a - h / alpha, where some client of this round holds the tensor
         w -= (m > 0) * self.h / self.alpha
         for k in fed.mine(merged):

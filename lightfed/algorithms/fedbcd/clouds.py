@@ -27,6 +27,7 @@ class Hierarchical(Algorithm):
     Servers work in parallel. Communication between them takes no time.
     """
 
+    no_unseen = "servers choose their devices by their numbers"
     no_policy = "a server waits for its active devices, and the coordinator for some servers"
     timing = Timing(Devices(delay=Exponential(1.0)))
 

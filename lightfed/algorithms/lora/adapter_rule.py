@@ -29,7 +29,7 @@ from lightfed.algorithms.lora.merge_check import MergeCheck
 from lightfed.algorithms.lora.products import Product
 from lightfed.api.algorithm import Algorithm
 from lightfed.api.fleet import Fleet, Weights
-from lightfed.local.hooks import SessionContext
+from lightfed.local.hooks import Newcomers, SessionContext
 from lightfed.local.local_work import Phase
 from lightfed.models.build import DataSpec
 from lightfed.state.frozen_base import check_changeable
@@ -660,6 +660,16 @@ class AdapterRule(Algorithm):
         for (A, B), rank in zip(factors, self.ranks(fed, client), strict=True):
             on_host.append((A[:rank].detach().cpu(), B[:, :rank].cpu()))
         return on_host
+
+    @override
+    def newcomers(self, fed: Fleet, clients: Sequence[int]) -> Newcomers | None:
+        newcomers = super().newcomers(fed, clients)
+        if newcomers is None or not newcomers.trained:
+            return newcomers
+        # The server's adapters, cut to the clients' ranks.
+        start = self.models(fed, "aggregated", clients)
+        assert start is not None, "clients have models"
+        return replace(newcomers, start=start)
 
     @override
     def models(self, fed: Fleet, kind: ModelKind, clients: Sequence[int]) -> Rows | None:

@@ -17,6 +17,7 @@ class Peers(Algorithm):
 
     stateful = True
     no_server_step = "clients exchange models among themselves, without a server"
+    no_unseen = "clients exchange models among themselves, and an unseen one has no neighbors"
     no_policy = "clients exchange models without a server, which could wait"
     moments: tuple[Moment, ...] = ("trained",)
     tests_both = True

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 from lightfed.data.dataset import Dataset, Samples
 from lightfed.data.partition.schemes import Natural, Partitioner
 from lightfed.data.partition.sorting import distinct, stable_order
+from lightfed.data.partition.unseen import Unseen, unseen_clients
 from lightfed.utils.atomic_io import write_atomically
 from lightfed.utils.errors import UserError
 from lightfed.utils.rng import numpy_generator
@@ -52,6 +54,7 @@ class Partition:
             form of `train_index`. (V,) int32, empty without validation.
         validation_offsets: The offsets into `validation_index`. (clients + 1,) int64; empty
             without validation.
+        unseen: The clients that never train, ascending. (U,) int32, empty by default.
     """
 
     train_index: np.ndarray
@@ -63,6 +66,7 @@ class Partition:
     meta: Meta
     validation_index: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     validation_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def clients(self) -> int:
@@ -87,6 +91,11 @@ class Partition:
         start, end = self.validation_offsets[client : client + 2]
         return self.validation_index[start:end]
 
+    @cached_property
+    def seen(self) -> list[int]:
+        """The clients that can train, ascending."""
+        return np.setdiff1d(np.arange(self.clients), self.unseen).tolist()
+
     def labels(self, client: int) -> np.ndarray:
         """Return the classes that a client trains on, ascending."""
         return np.flatnonzero(self.train_counts[client])
@@ -110,6 +119,8 @@ class Partition:
         if different < samples:
             title += f" ({different} different)"
         title += f", {self.clients} clients"
+        if len(self.unseen):
+            title += f", of which {len(self.unseen)} never train"
 
         counts = self.train_counts[:rows]
         table = pd.DataFrame(
@@ -121,6 +132,9 @@ class Partition:
         )
         if self.has_validation:
             table.insert(1, "validation", np.diff(self.validation_offsets)[:rows])
+        if len(self.unseen):
+            is_unseen = np.isin(np.arange(len(table)), self.unseen)
+            table.insert(0, "unseen", np.where(is_unseen, "unseen", ""))
         if counts.shape[1] <= _MOST_COLUMNS:
             table = table.join(pd.DataFrame(counts))
         if groups:
@@ -153,20 +167,24 @@ class Partition:
                 }
             )
 
-        return {
+        numbers = {
             "scheme": self.meta["scheme"],
             "data": self.meta["dataset"],
             "seed": self.meta["seed"],
             "digest": self.digest,
             "clients": clients,
         }
+        if len(self.unseen):
+            numbers["unseen"] = self.unseen.tolist()
+        return numbers
 
     @property
     def _arrays(self) -> dict[str, Any]:
-        """All fields but `meta`, by name; without validation, none of its fields."""
+        """All fields but `meta`, by name; without validation or unseen clients, none of theirs."""
         arrays = {}
         for each in fields(self):
             is_unused = each.name.startswith("validation") and not self.has_validation
+            is_unused |= each.name == "unseen" and not len(self.unseen)
             if each.name != "meta" and not is_unused:
                 arrays[each.name] = getattr(self, each.name)
         return arrays
@@ -207,6 +225,7 @@ def draw_partition(
     test: PersonalTest = "auto",
     train_fraction: float = 0.8,
     validation: float = 0.0,
+    unseen: Unseen = 0.0,
     train: Samples,
     test_samples: Samples,
 ) -> Partition:
@@ -223,6 +242,8 @@ def draw_partition(
         train_fraction: The part of a client's samples that it trains on with "split".
         validation: The part of its remaining training samples that a client keeps for validation.
             The test samples do not depend on it.
+        unseen: The clients that never train: their share, or their numbers or owners. No sample of
+            any client depends on it.
         train: The training split of the data set.
         test_samples: Its test split.
 
@@ -297,6 +318,18 @@ def draw_partition(
     owned = _first(owned, clients)
     tested = _first(tested, clients)
 
+    never_train = unseen_clients(
+        unseen,
+        clients=clients,
+        seed=seed,
+        owners_of_clients=None
+        if isinstance(unseen, int | float)
+        else _owners_of_clients(owned, train),
+        names=train.owners,
+    )
+    if len(never_train):
+        meta["unseen"] = len(never_train)
+
     return Partition(
         train_index=owned[0],
         train_offsets=owned[1],
@@ -305,8 +338,18 @@ def draw_partition(
         train_counts=train_counts[:clients],
         test_counts=class_counts(tested, test_labels, num_classes),
         meta=meta,
+        unseen=never_train,
         **kept_for_validation,
     )
+
+
+def _owners_of_clients(owned: Csr, train: Samples) -> list[np.ndarray] | None:
+    """Return the numbers of the owners of each client's samples, if the data set names owners."""
+    if train.groups is None or train.owners is None:
+        return None
+    index, offsets = owned
+    owner_of_sample = train.groups.numpy()[index]
+    return [np.unique(owner_of_sample[start:end]) for start, end in pairwise(offsets)]
 
 
 def _check_arguments(dataset: Dataset, scheme: Partitioner, clients: int) -> None:

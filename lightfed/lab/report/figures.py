@@ -42,7 +42,7 @@ LINES = {
     "global/{}": "global",
     "personal/{}": "personal, mean",
     "personal/{}_worst10": "personal, worst 10 %",
-    **{f"{kind}/{{}}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items()},
+    **{f"{kind}/{{}}": f"{name}, mean" for kind, (name, _) in OF_CLIENTS.items() if kind != "gap"},
     "train_{}": "training",
 }
 

@@ -27,6 +27,12 @@ _TESTED = {
         "the server's model",
         "on average after fine-tuning on each client, on its own test samples",
     ),
+    "unseen": ("the server's model", "on average on clients that take part in no round"),
+    "unseen_finetuned": (
+        "the models of clients that take part in no round",
+        "on average after they have trained what is their own",
+    ),
+    "gap": ("the participation gap", "on average over clients"),
 }
 
 # Where the samples of clients are the whole test set, by `data.personal_test`.
@@ -158,7 +164,7 @@ def _reached(run: Run, column: str, value: float) -> str:
         where = _WHOLE_TEST_SET
 
     name = readable(base_name(column))
-    is_plural = subject.endswith("models")
+    is_plural = "models" in subject
     if text.is_share(column):
         verb = "reach" if is_plural else "reaches"
         return f"{subject} {verb} {metric_text(column, value)} {name} {where}"

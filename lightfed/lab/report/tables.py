@@ -323,6 +323,11 @@ def _notes(run: Run, column: str) -> Mapping[str, str]:
     }
     for head, explanation in OF_CLIENTS.values():
         notes[f"{head} {name}"] = explanation
+    half = run.final(f"gap/{metric}_half")
+    if math.isfinite(half):
+        gap = metric_text(column, run.final(f"gap/{metric}"), half)
+        head, explanation = OF_CLIENTS["gap"]
+        notes[f"{head} {name}"] = f"{explanation}: {gap} over clients"
 
     best, best_round = run.best(column)
     if best_round > 0:

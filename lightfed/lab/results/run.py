@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 # What was tested: which model, on whose samples. The first that a run has is its main one.
-KINDS = ("global", "personal", "local", "trained", "aggregated", "finetuned")
+KINDS = (
+    "global",
+    "personal",
+    "local",
+    "trained",
+    "aggregated",
+    "finetuned",
+    "unseen",
+    "unseen_finetuned",
+    "gap",
+)
 
 # Before a kind: measured on validation samples, by which choices are made.
 VALIDATION = "validation/"
@@ -41,6 +51,12 @@ OF_CLIENTS = {
     "trained": ("as trained", "what a client holds, before aggregation"),
     "aggregated": ("after aggregation", "what a client holds, before its next session"),
     "finetuned": ("fine-tuned", "the global model after a session on a client's data"),
+    "unseen": ("unseen", "the global model on clients that take part in no round"),
+    "unseen_finetuned": (
+        "unseen, fine-tuned",
+        "clients that take part in no round, after they have trained what is their own",
+    ),
+    "gap": ("gap in", "clients that take part minus clients that never do"),
 }
 
 # Nobody reads more than these, and they would take minutes to draw.
@@ -228,7 +244,7 @@ class Run:
         """The columns that are metrics of the whole run: not of a group, and not a spread."""
         columns = [name for name in map(str, self.rounds) if is_metric(name)]
 
-        endings = ["_std", "_worst10"]
+        endings = ["_std", "_worst10", "_half"]
         if len(self.client_groups) > 1:
             endings += [f"/{group}" for group in self.client_groups]
 

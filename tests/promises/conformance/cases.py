@@ -199,6 +199,14 @@ def joined() -> FederatedDataModule:
     return data
 
 
+def unseen() -> FederatedDataModule:
+    """Drawn images of clients of which two or more never train, and keep validation samples."""
+    data = joined()
+    data.unseen = 0.25
+    data.validation = 0.2
+    return data
+
+
 def prose() -> FederatedDataModule:
     dataset = Prose(rows=2 * CLIENTS, window=16)
     return FederatedDataModule(dataset, Natural(), batch_size=16, eval_batch_size=50)
@@ -438,6 +446,18 @@ def validated() -> FederatedDataModule:
 
 
 COMBINATIONS = {
+    "ditto_unseen": Case(
+        partial(Ditto, 0.5), data=unseen, clients=9,
+        federation={"unseen_epochs": 2, "fraction": 0.6, "store": "host"},
+    ),
+    "fedavg_unseen": Case(FedAvg, data=unseen, clients=9),
+    "fedper_unseen": Case(partial(FedPer, "net.layers.6"), data=unseen, clients=9),
+    "scaffold_unseen": Case(partial(SCAFFOLD, 0.5), data=unseen, clients=9),
+    "devices_unseen": Case(
+        HeteroFL, _conv, "abc", data=unseen, clients=9, federation={
+            "devices": _gone, "policy": Policy(deadline=3.0, over_select=0.5), "fraction": 0.5,
+        },
+    ),
     "lgfedavg_validation": Case(
         partial(LGFedAvg, 1), data=validated,
         federation={"evaluate": ["global", "personal", "trained"]},

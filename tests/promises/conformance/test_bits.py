@@ -22,6 +22,8 @@ EVERY = CASES | COMBINATIONS
 KINDS = {
     "devices_dropout_partial": "who is there, and parts of sessions",
     "devices_late_host": "sessions that come a round late, and rows on the host",
+    "ditto_unseen": "clients that never train, and what they train in evaluations",
+    "devices_unseen": "who is there, without those that never train",
     "dispfl_statistics": "masks, and rows of neighbours",
     "fedavg_columns": "batches in dicts",
     "fedavg_kept_adam": "optimizers of clients",
