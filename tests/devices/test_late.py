@@ -19,6 +19,8 @@ from typing_extensions import override
 
 import lightfed
 from lightfed.algorithms.apfl import APFL
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthNet
 from lightfed.algorithms.ditto import Ditto
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbn import FedBN
@@ -27,6 +29,14 @@ from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedper import FedPer
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.lora.adapter_rule import AdapterRule, Merged, Sent
+from lightfed.algorithms.lora.feddpa import FedDPA
+from lightfed.algorithms.lora.fedsalora import FedSALoRA
+from lightfed.algorithms.lora.fedsb import FedSB
+from lightfed.algorithms.lora.ffalora import FFALoRA
+from lightfed.algorithms.lora.lorafair import LoRAFAIR
+from lightfed.algorithms.lora.rankmean import RankMean
+from lightfed.algorithms.lora.zeropadded import ZeroPadded
 from lightfed.algorithms.moon import MOON
 from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
 from lightfed.algorithms.pfedmoe.fedkd import FedKD
@@ -44,6 +54,7 @@ from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import LinearTerm
 from lightfed.networks.mlp import MLP
 from lightfed.utils.errors import UserError
+from tests.algorithms.lora.low_rank import NAMES, Adapted
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 
 # The server merges every second, and an update that is tau rounds late weighs 1 / (1 + tau).
@@ -264,6 +275,14 @@ class Normed(nn.Module):
         return self.head(self.extractor(x))
 
 
+def blocks(num_classes: int = 3, rate: float = 1.0) -> DepthNet:
+    """Two blocks with a classifier each, or the first of them."""
+    made = [nn.Linear(4, 5), nn.Sequential(nn.ReLU(), nn.Linear(5, 6))]
+    heads = [nn.Linear(5, num_classes), nn.Linear(6, num_classes)]
+    depth = round(2 * rate)
+    return DepthNet(made[:depth], heads[:depth])
+
+
 shared = partial(MLP, hidden=(5,))
 MEANS: Mapping[str, Callable[[], Algorithm]] = {
     "APFL": partial(APFL, adaptive=True),
@@ -363,6 +382,128 @@ def test_a_contrast_is_with_the_model_of_the_last_session() -> None:
     assert fed.clock.under_way == [1]
     previous: Any = algorithm.local_penalty
     assert torch.equal(previous.previous[1][-1], fed.row(1).floats)
+
+
+class LowRank(nn.Module):
+    """An adapter of rank 4, or less, and a head."""
+
+    def __init__(self, num_classes: int = 3, rate: float = 1.0) -> None:
+        super().__init__()
+        weight = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+        self.layer = Adapted(weight, int(4 * rate), 2.0)
+        self.head = nn.Linear(5, num_classes)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 4) -> (B, 3)."""
+        return self.head(torch.tanh(self.layer(x)))
+
+
+@pytest.mark.parametrize(
+    "rule", [RankMean, ZeroPadded, FFALoRA, FedSALoRA, FedSB, LoRAFAIR, FedDPA]
+)
+def test_late_adapters_are_changes_of_what_was_sent(rule: type[AdapterRule]) -> None:
+    """A_k and s_k B_k of a late client are the server's of today plus what its session added."""
+    algorithm = rule(adapters=NAMES)
+    groups = [ClientGroup(1, LowRank, rate=1 - k / 4, name=str(k)) for k in range(3)]
+    latency = (0.5, 1.0, 1.7)
+    devices = Devices(groups={str(k): Device(latency=s) for k, s in enumerate(latency)})
+    fed = fleet_of(
+        groups, algorithm, random_data([6, 9, 12]), devices=devices,
+        policy=Policy(deadline=1.0, late="keep", exponent=1.0), optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+    merge, merge_layer = algorithm.merge, algorithm.merge_layer
+    messages: list[Sent] = []
+    under_way: dict[int, tuple[int, Tensor, Tensor]] = {}
+    late = 0
+
+    def factors(k: int) -> tuple[Tensor, Tensor]:
+        """Return A_k (r, in) and s_k B_k (out, r), or a core with rows of 0 below it."""
+        [(A, B)] = algorithm.factors(fed, k, fed.row(k).floats)
+        D = 2 * B
+        if rule is FedSB:
+            D = torch.cat([D, torch.zeros(4 - len(D), len(A))])
+        return A.clone(), D
+
+    def cut(k: int) -> tuple[Tensor, Tensor]:
+        """Return the part of the server's factors that client k has."""
+        [(A, D)] = algorithm.server_factors()
+        own_A, own_D = factors(k)
+        D = D[:, : len(own_A)].clone()
+        if rule is FedSB:
+            D[len(own_A) :] = 0
+        # Of FedSALoRA's D the server has nothing.
+        return A[: len(own_A)].clone(), 0 * own_D if rule is FedSALoRA else D
+
+    def by_hand(fed: Fleet, clients: Sequence[int], t: int) -> None:
+        nonlocal late
+        expected = []
+        shares = []
+        for k in clients:
+            weight = fed.data.num_samples(k)
+            A, D = factors(k)
+            if k in under_way:
+                begun, change_A, change_D = under_way.pop(k)
+                now_A, now_D = cut(k)
+                A, D = now_A + change_A, now_D + change_D
+                weight = weight / (1 + t - begun)
+                late += 1
+            expected.append((A, D))
+            shares.append(weight)
+        for k in fed.clock.late:
+            (A, D), (sent_A, sent_D) = factors(k), cut(k)
+            under_way[k] = (t, A - sent_A, D - sent_D)
+
+        messages.clear()
+        merge(fed, clients, t)
+        [sent] = messages
+        for (A, D), sent_A, sent_D in zip(expected, sent.A, sent.D, strict=True):
+            torch.testing.assert_close(sent_A.float(), A, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(sent_D.float(), D, rtol=1e-5, atol=1e-6)
+        assert sent.p == pytest.approx([share / sum(shares) for share in shares])
+
+    def taped(sent: Sent) -> Merged:
+        messages.append(sent)
+        return merge_layer(sent)
+
+    algorithm.merge = by_hand  # type: ignore[method-assign]
+    algorithm.merge_layer = taped  # type: ignore[method-assign]
+    for t in range(5):
+        run_round(fed, t)
+    assert late >= 2
+
+
+def test_the_memory_of_depthfl_is_the_mean_of_its_clients() -> None:
+    """Client 1 is shallow, and late in every round."""
+    algorithm = DepthFL(0.1)
+    groups = [ClientGroup(1, blocks, rate=rate, name=str(rate)) for rate in (1.0, 0.5)]
+    fed = fleet_of(
+        groups, algorithm, random_data([6, 9]), optimizer=partial(SGD, lr=0.1),
+        devices=Devices(groups={"0.5": Device(latency=1.0), "1.0": Device(latency=0.5)}),
+        policy=EVERY_SECOND,
+    )  # fmt: skip
+    merge = fed.merge
+    means: list[Tensor] = []
+
+    def kept(*given: Any, **settings: Any) -> list[int]:
+        merged = merge(*given, **settings)
+        means.append(algorithm.model.floats.clone())
+        return merged
+
+    fed.merge = kept  # type: ignore[method-assign]
+    for t in range(4):
+        run_round(fed, t)
+        assert (1 in algorithm.corrections) == (t > 0)
+
+        h = torch.zeros_like(algorithm.model.floats)
+        views = algorithm.model.layout.floats.views(h)
+        for k, correction in algorithm.corrections.items():
+            for name, g in fed.state(k).layout.floats.views(correction).items():
+                views[name] += g / 2
+        torch.testing.assert_close(algorithm.h, h)
+
+        # Of tensors that only client 0 has, and of all where it is in time: w = a - h / alpha.
+        torch.testing.assert_close(algorithm.model.floats, means[-1] - h / 0.1)
 
 
 def test_every_method_says_whether_it_takes_late_updates() -> None:
