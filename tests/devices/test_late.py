@@ -7,6 +7,7 @@ server keeps as a sum over clients changes with the merge that counts the update
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,8 @@ from lightfed.local.client_group import ClientGroup
 from lightfed.local.local_work import RoundPlan
 from lightfed.local.penalties import LinearTerm
 from lightfed.networks.mlp import MLP
+from lightfed.runs import federation_state
+from lightfed.runs.checkpoint import CLIENTS
 from lightfed.utils.errors import UserError
 from tests.algorithms.lora.low_rank import NAMES, Adapted
 from tests.small import Line, data_of, fleet_of, random_data, run_round
@@ -530,6 +533,31 @@ def test_a_setting_may_leave_no_place_for_late_updates(
             [ClientGroup(2, Normed)], algorithm(), random_data([6, 9]), devices=Devices(),
             policy=EVERY_SECOND,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedNova, SCAFFOLD, partial(FedDyn, 1.0), partial(Ditto, 1.0), partial(QFFL, 1.0, 2.0)],
+)
+def test_a_stop_loses_no_update_that_is_under_way(algorithm: Callable[[], Algorithm]) -> None:
+    whole, resumed = line(algorithm()), line(algorithm())
+    run_round(whole, 0)
+    assert whole.clock.under_way == [1]
+
+    checkpoint = deepcopy(federation_state.save(whole))
+    checkpoint[CLIENTS] = [checkpoint[CLIENTS]]
+    resumed.algorithm.load_state_dict(deepcopy(whole.algorithm.state_dict()))
+    federation_state.load(resumed, checkpoint)
+    resumed.plan = whole.plan
+
+    rows = []
+    for fed in (whole, resumed):
+        rows.append([run_round(fed, t) for t in (1, 2)])
+        assert fed.clock.under_way == [1]
+    assert rows[0] == rows[1]
+    state = resumed.algorithm.state_dict()
+    for name, value in whole.algorithm.state_dict().items():
+        assert torch.equal(state[name], value)
 
 
 class Twice(FedAvg):
