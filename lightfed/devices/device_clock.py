@@ -4,9 +4,9 @@ A client that does a round's work receives, computes and sends, one after the ot
 
     bytes down / down + latency  +  FLOPs / flops  +  bytes up / up + latency
 
-To this its session's delay is added. The formula is that of APPFL, with the bytes and FLOPs of each
-client's own model. Its device spends `joules_per_flop` on each of these FLOPs and `joules_per_byte`
-on each of the bytes, also for work that comes to nothing.
+To this its session's delay is added. The bytes and FLOPs are those of the client's own model. Its
+device spends `joules_per_flop` on each of these FLOPs and `joules_per_byte` on each of the bytes,
+also for work that comes to nothing.
 
 With a server, all clients start when the last round has ended. The server merges when all of them
 have sent, or when the policy says so; what clients do after the merge follows it. Without a server,
