@@ -81,13 +81,13 @@ HEAD = {
     "part": "sends only a part",
     "rows": "clients keep rows",
     "clock": "has its own clock",
-    "late": "late updates",
+    "late": "late updates",  # also a refusal, `no_late`
     "penalties": "local penalty (a pull)",
     "packs": "side by side",
 }
 # What classes refuse by an attribute no_...; a new one is a column of its own.
 REFUSED = [name.removeprefix("no_") for name in Hooks.__annotations__ if name.startswith("no_")]
-HEAD |= {name: name.replace("_", " ") for name in REFUSED}
+HEAD |= {name: name.replace("_", " ") for name in REFUSED if name not in HEAD}
 CLIENTS, SHORT = 80, 12
 
 
@@ -184,11 +184,14 @@ def answers(kind: type[Algorithm], data: Any) -> dict[str, str]:
     found["part"] = _yes(_sends_a_part(fed))
     found["rows"] = _yes(algorithm.stateful)
     found["clock"] = _yes(kind.timing is not None)
-    found["late"] = _yes(vars(kind).get("takes_late", False))
     pulled = trial(kind, ALIKE, data, local_penalty=Pull(0.1))
     found["penalties"] = pulled if isinstance(pulled, str) else "yes"
     for what in REFUSED:
         found[what] = getattr(algorithm, f"no_{what}") or "yes"
+    if algorithm.no_policy:
+        found["late"] = algorithm.no_policy
+    elif found["late"] == "yes":
+        assert vars(kind).get("takes_late", False), f"{kind.__name__} says nothing of late updates"
     modules = [state.module for state in fed.groups]
     packs = "by number" if any(map(unknown, modules)) else "yes"
     found["packs"] = packs if hooks_allow_packs(algorithm) else "-"

@@ -36,6 +36,7 @@ class APFL(Algorithm):
     """The server averages w_i; v_i and alpha_i stay with their client."""
 
     stateful = True
+    takes_late = True
     moments: tuple[Moment, ...] = ("trained", "aggregated")
     holds = "its mixture of two models"
     model: ServerModel

@@ -30,6 +30,7 @@ class Ditto(Algorithm):
 
     stateful = True  # a client's row is v_k
     side_by_side = True
+    takes_late = True
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     no_kept_optimizer = "clients train two models"
     no_memory = "clients train two models, and both would enter one memory"

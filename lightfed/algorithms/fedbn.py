@@ -20,6 +20,8 @@ from lightfed.models.personal import personal_tensors
 class FedBN(FedAvg):
     """FedAvg of all other layers: a client keeps its own scales, shifts and statistics."""
 
+    takes_late = True
+
     def __init__(self, weights: Weights = "uniform") -> None:
         """Set the weights of clients.
 

@@ -37,6 +37,7 @@ class FedDyn(OneModel):
         h: (P,) the mean of g_k over all N clients.
     """
 
+    takes_late = True
     no_server_step = "the server's model has the memories of all clients in it"
     h: Tensor
 
@@ -47,7 +48,8 @@ class FedDyn(OneModel):
             alpha: Its strength for a client with as many samples as the mean client.
         """
         super().__init__()
-        self.local_penalty = LinearTerm(alpha)  # its memories are the g_k
+        self.memory = LinearTerm(alpha)  # its memories are the g_k
+        self.local_penalty = self.memory
 
     @override
     def setup(self, fed: Fleet) -> None:
@@ -64,6 +66,10 @@ class FedDyn(OneModel):
         fed.train(clients, t)
 
         merged = fed.merge(clients, into=self.model, weights="uniform")  # mean_{k in S} w_k
-        # 1 / N sum_{k in S} (w_k - theta)
-        self.h += len(merged) / len(fed.seen) * (theta - before)
+        # h <- h + 1 / N sum_{k in S} (w_k - theta)
+        mean_change = theta - before
+        if fed.keeps_late:
+            # In the mean of the models late ones weigh less. h stays the mean of all g_k.
+            fed.average(self.memory.changes, merged, into=mean_change, in_full=True)
+        self.h += len(merged) / len(fed.seen) * mean_change
         theta += self.h

@@ -33,6 +33,7 @@ class FedNova(FedAvg):
     """FedAvg in which a client's weight does not depend on how many steps it takes."""
 
     side_by_side = True
+    takes_late = True
     no_kept_optimizer = "updates are normalized by sessions that begin without momentum"
 
     def __init__(self, mu: Weight = 0.0, epochs: tuple[Count, Count] | None = None) -> None:

@@ -19,6 +19,8 @@ from lightfed.models.personal import personal_tensors
 class FedPer(FedAvg):
     """FedAvg of the body: a client's head is its own."""
 
+    takes_late = True
+
     def __init__(self, head: str | list[str], weights: Weights = "samples") -> None:
         """Set what is a head.
 

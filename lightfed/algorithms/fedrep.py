@@ -37,6 +37,7 @@ class FedRep(Algorithm):
     """
 
     stateful = True  # a client's row is (phi, h_k)
+    takes_late = True
     holds = "its head on the server's body"
     model: ServerModel
     phases: Sequence[Phase]
@@ -68,6 +69,8 @@ class FedRep(Algorithm):
         self.final_epochs = final_epochs
         self.weights = weights
         self.private = private
+        if not private:
+            self.no_late = "the server averages heads that it has not sent"
 
     @override
     def setup(self, fed: Fleet) -> None:

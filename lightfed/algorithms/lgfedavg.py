@@ -57,6 +57,7 @@ class LGFedAvg(Algorithm):
     """
 
     stateful = True  # a client keeps its representation
+    takes_late = True
     holds = "its own layers with the server's"
     model: ServerModel
 

@@ -128,6 +128,8 @@ class Contrast(LocalPenalty):
 class MOON(FedAvg):
     """FedAvg of clients that contrast their representations with their previous model's."""
 
+    takes_late = True
+
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5, pool: Count = 1) -> None:
         """Set the contrast.
 

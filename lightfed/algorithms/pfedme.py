@@ -32,6 +32,7 @@ class PFedMe(Algorithm):
 
     stateful = True  # a client's row is theta_i
     side_by_side = True
+    no_late = "all clients train in every round, also those whose update is under way"
     no_server_step = "pFedMe has a step of its own, beta"
     no_unseen = "all clients train in every round of pFedMe"
     holds = "its personal model"

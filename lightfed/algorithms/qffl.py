@@ -11,6 +11,7 @@ BatchNorm statistics are means with weights F_k^q.
 Deviation, as in the released code: clients are drawn uniformly.
 """
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -23,6 +24,7 @@ from lightfed.utils.bounds import Positive, Weight
 class QFFL(Algorithm):
     """FedAvg for the mean of F_k^(q+1) / (q + 1)."""
 
+    takes_late = True
     no_server_step = "q-FFL has a step of its own"
     no_personal = "the length of a step is that of whole models"
     model: ServerModel
@@ -43,6 +45,7 @@ class QFFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout("q-FFL needs one for all")
         self.model = fed.new_model()
+        self.measured = fed.keep("measured", durable=False)  # F_k(w) and |w_k - w|^2
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -56,15 +59,19 @@ class QFFL(Algorithm):
         losses = self._losses(fed, clients, t)  # F_k(w)
         fed.train(clients, t)
         moved = self._moved(fed, clients, before)  # |w_k - w|^2
+        if fed.keeps_late:
+            losses, moved = self._of_late_too(fed, losses, moved)
         fed.charge(clients, up=4)  # h_k
 
         # With a_k = F_k^q the merge gives the mean sum_k a_k w_k / sum_k a_k, and
         # sum_k D_k = L sum_k a_k (w - mean).
-        weights = {k: losses[k] ** q for k in clients}
+        weights = {k: losses[k] ** q for k in losses}
         merged = fed.merge(clients, into=self.model, weights=weights)
-        step = L * sum(weights[k] for k in merged)
+        # A late client has a smaller a_k in both sums, as in the mean.
+        a = {k: weights[k] * fed.clock.discount(k) for k in merged}
+        step = L * sum(a.values())
         # h_k = L a_k (1 + q L |w_k - w|^2 / F_k), by |d_k|^2 = L^2 |w_k - w|^2
-        h = sum(L * weights[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
+        h = sum(L * a[k] * (1 + q * L * moved[k] / losses[k]) for k in merged)
         if h > 0:
             w.copy_(before + step / h * (w - before))
 
@@ -81,3 +88,15 @@ class QFFL(Algorithm):
             away = fed.row(k).floats[: len(before)].to(before) - before
             squares[k] = float(away.double().square().sum())
         return fed.collect(squares)
+
+    def _of_late_too(
+        self, fed: Fleet, losses: dict[int, float], moved: dict[int, float]
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Return F_k(w) and |w_k - w|^2 also of clients whose updates are under way."""
+        for k in fed.mine(list(losses)):
+            self.measured[k] = torch.tensor([losses[k], moved[k]], dtype=torch.float64)
+        mine = {k: tuple(measured.tolist()) for k, measured in self.measured.items()}
+        measured = fed.collect(mine)
+        losses = {k: loss for k, (loss, _) in measured.items()}
+        moved = {k: length for k, (_, length) in measured.items()}
+        return losses, moved

@@ -31,6 +31,7 @@ class SCAFFOLD(OneModel):
     """
 
     side_by_side = True
+    takes_late = True
     no_server_step = "SCAFFOLD has a step of its own, server_lr"
     c: Tensor
 
@@ -75,9 +76,9 @@ class SCAFFOLD(OneModel):
         merged = fed.merge(clients, into=self.model, weights=self.weights)
         x.copy_(before + self.server_lr * (x - before))
 
-        # c <- c + 1 / N sum_i (c_i+ - c_i)
+        # c <- c + 1 / N sum_i (c_i+ - c_i), in full: c stays the mean of all c_i
         mean_change = torch.zeros_like(x)
-        fed.average(self.changes, merged, into=mean_change)
+        fed.average(self.changes, merged, into=mean_change, in_full=True)
         self.c += len(merged) / len(fed.seen) * mean_change
         for i in fed.mine(merged):
             self.controls[i] = self.controls.get(i, 0.0) + self.changes[i]  # c_i <- c_i+

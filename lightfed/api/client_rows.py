@@ -6,7 +6,7 @@ A rank saves one matrix for each group, with the numbers of its clients, instead
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lightfed_kernels import compress, expand, popcount
@@ -60,11 +60,15 @@ class ClientRows:
             return None
         return self._states[groups.pop()].store.view(clients)
 
-    def saved(self) -> Saved:
+    def saved(self, under_way: Collection[int] = ()) -> Saved:
         """Return the state of this rank's clients, in host memory.
 
         Of masked rows it has only the covered values. Matrices on the host are views of the rows:
         write them before the next round begins.
+
+        Args:
+            under_way: Clients whose updates have not arrived. What they keep until then is saved
+                as well.
         """
         saved: Saved = defaultdict(list)
         for state in self._states:
@@ -79,8 +83,9 @@ class ClientRows:
                 saved["integers"].append(block(clients, store.block(clients).integers))
 
         for name, kept in self._kept.items():
-            if kept.durable:
-                saved[name] = stacked(kept.data.items())
+            lasting = kept.lasting(under_way)
+            if kept.durable or lasting:
+                saved[name] = stacked(lasting.items())
         return dict(saved)
 
     def _row(self, client: int) -> Row:
@@ -100,8 +105,7 @@ class ClientRows:
         """Restore a client of this rank from its saved state."""
         # First, because the mask, which says how the row was saved, is one of them.
         for name, kept in self._kept.items():
-            if kept.durable:
-                kept.restore(client, state.get(name))
+            kept.restore(client, state.get(name))
 
         row = self._row(client)
         mask = self._kept.mask(client)

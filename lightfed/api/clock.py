@@ -23,6 +23,7 @@ class Clock:
         now: Virtual seconds from the start of the run to the end of the last round.
         arrived: For each kept update that arrives in this round, by client, how many rounds it is
             late.
+        begun: For the same updates, the rounds of their sessions, by client.
         late: The clients of this round whose updates come too late to count in it.
         keeps_late: Whether a late update is merged in the round in which it arrives.
         drops_late: Whether a session may come to nothing because it takes too long.
@@ -44,6 +45,7 @@ class Clock:
         self.seed = seed
         self.seen: Sequence[int] = range(clients) if seen is None else seen
         self.arrived: dict[int, int] = {}
+        self.begun: dict[int, int] = {}
         self.late: set[int] = set()
 
     @property

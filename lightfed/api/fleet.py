@@ -219,7 +219,7 @@ class Fleet(FleetState):
     def _count(self, accepted: Sequence[Report], t: int) -> None:
         """Tell the penalties of sessions that the server uses, or wait until it is known which."""
         clients = [report.client for report in accepted]
-        if self.clock.drops_late:
+        if self.clock.drops_late or self.keeps_late:
             self.uncounted |= dict.fromkeys(clients, t)
             return
         for penalty in self.penalties:
@@ -338,6 +338,10 @@ class Fleet(FleetState):
         An element is the mean over the clients that cover it. One that no client covers keeps its
         old value.
 
+        With `late: keep`, an update of an earlier round that arrives is one of the clients in the
+        mean. It counts as a change from the model that its client was sent: the parameters of its
+        row are `into` plus that change. Statistics count as they are.
+
         Args:
             clients: Clients to merge.
             into: The server model that is replaced by the mean.
@@ -363,13 +367,10 @@ class Fleet(FleetState):
         # been kept and arrive now count in this mean.
         in_time = self.contributing(clients)
         merged = sorted([*in_time, *self.clock.arrived])
-
-        # Updates that are still under way belong to the model before this step; see `_move_late`.
-        before = into.floats.clone() if self.keeps_late else None
+        if self.keeps_late:
+            self._keep_late(clients, into, tensors)
         if merged:
-            self._merge(merged, into, parts, weights)
-        if before is not None:
-            self._move_late(into, before, tensors)
+            self._merge(merged, into, parts, weights, tensors)
         return merged
 
     def _merge(
@@ -378,6 +379,7 @@ class Fleet(FleetState):
         into: ServerModel,
         parts: Parts,
         weights: Weights | Mapping[int, float],
+        tensors: Collection[str] | None,
     ) -> None:
         """Replace a server model by the mean of the clients' rows, one all-reduce for all."""
         owner = self.places.owner
@@ -387,8 +389,14 @@ class Fleet(FleetState):
         clients_on_this_rank = [clients[position] for position in positions_on_this_rank]
 
         # One view, where the rows follow each other in one store; else a list of rows.
-        block = self.client_rows.view(clients_on_this_rank)
-        rows = [self.row(client) for client in clients_on_this_rank] if block is None else block
+        block = None
+        if not self.clock.arrived:
+            block = self.client_rows.view(clients_on_this_rank)
+        rows: Row | list[Row] = []
+        if block is None:
+            rows = [self._sent_row(client, into, tensors) for client in clients_on_this_rank]
+        else:
+            rows = block
 
         label_rows = self.coverages.coverage(into, parts).table.num_labels
         labels = [self._labels(client, label_rows) for client in clients] if label_rows else None
@@ -404,26 +412,52 @@ class Fleet(FleetState):
                 ranks=self.ranks,
             )
 
-    def _move_late(
-        self, into: ServerModel, before: Tensor, tensors: Collection[str] | None
+    def _keep_late(
+        self, clients: Sequence[int], into: ServerModel, tensors: Collection[str] | None
     ) -> None:
-        """Add the server's step to models that have not arrived: they become updates of its model.
+        """Keep updates that come too late until they arrive, as changes from the server's model.
 
-        Statistics stay as they are.
+        The rows stay as they are: they belong to the clients, which may go on with them.
 
         Args:
-            into: The server model, after its step.
-            before: Its values before the step, of shape (P,).
-            tensors: Names of the tensors that were merged; None for all.
+            clients: Clients to merge.
+            into: The server model, before its step.
+            tensors: Names of the tensors to merge; None for all.
+
+        Raises:
+            UserError: The method merges more than once in a round: it would not be known which of
+                the merges a late update belongs to.
         """
-        step = Row(into.floats - before, into.integers)
-        change = ServerModel(into.layout, step, aliases=into.aliases)
+        if self.has_merged:
+            found = f"keep, and {type(self.algorithm).__name__} merges more than once in a round"
+            raise UserError("model.policy.late", found, "drop late updates")
+        self.has_merged = True
+
+        late = self.clock.late.intersection(clients, self.clock.under_way)
+        for client in self.mine(sorted(late)):
+            row = self.row_here(client)
+            received = self._covered_parameters(client, into, tensors)
+            self.late_floats[client] = row.floats - received
+            self.late_integers[client] = row.integers
+
+    def _sent_row(self, client: int, into: ServerModel, tensors: Collection[str] | None) -> Row:
+        """Return what a client of this rank has sent; arguments as for `_keep_late`."""
+        if client not in self.clock.arrived:
+            return self.row(client)
+        current = self._covered_parameters(client, into, tensors)
+        return Row(current + self.late_floats[client], self.late_integers[client])
+
+    def _covered_parameters(
+        self, client: int, model: ServerModel, tensors: Collection[str] | None
+    ) -> Tensor:
+        """Return the parameters that a client covers of a server model, (P,) as in its row.
+
+        Statistics and what it does not cover are 0.
+        """
+        covered = Row.zeros(self.state(client).layout, self.device)
         parts = self._parts(False, tensors)
-        for client in self.mine(self.clock.under_way):
-            covered_step = Row.zeros(self.state(client).layout, self.device)
-            self.coverages.take(change, self.group_of(client), parts, covered_step)
-            row = self.row(client)
-            row.floats.add_(covered_step.floats.to(row.floats.device))
+        self.coverages.take(model, self.group_of(client), parts, covered)
+        return covered.floats
 
     def average(
         self,
@@ -432,6 +466,7 @@ class Fleet(FleetState):
         *,
         into: Tensor,
         weights: Weights | Mapping[int, float] = "uniform",
+        in_full: bool = False,
     ) -> list[int]:
         """Replace a tensor of the server by the weighted mean of tensors that clients keep.
 
@@ -440,16 +475,25 @@ class Fleet(FleetState):
 
         Args:
             values: Tensors of this rank's clients, by client, such as a `Kept`.
-            clients: Clients to average. Those without a usable update are skipped as in `merge`.
+            clients: Clients to average: those that `merge` has returned, late ones among them.
+                Those without a usable update are skipped as in `merge`.
             into: The tensor of the server, of the same shape. It does not change if no client is
                 left.
             weights: As in `merge`.
+            in_full: Updates that come late weigh as much as others. It is for what the server has
+                as a sum over clients that they also keep: both have to change alike.
 
         Returns:
             The clients in the mean.
         """
         contributing = self.contributing(clients)
-        weight_of = dict(zip(contributing, self.weights_of(weights, contributing), strict=True))
+        weight_of = dict(
+            zip(
+                contributing,
+                self.weights_of(weights, contributing, discounted=not in_full),
+                strict=True,
+            )
+        )
         total = torch.zeros_like(into, dtype=torch.float64)
         for client in self.mine(contributing):
             total += weight_of[client] * values[client].to(total)

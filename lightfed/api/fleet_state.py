@@ -83,6 +83,10 @@ class FleetState(ABC):
             personal tensors or their optimizer.
         keeps_late: Whether a late update is merged in the round in which it arrives.
         keeps: Whether rows outlive their round: with `stateful`, or until late updates arrive.
+        late_floats: Only with `keeps_late`. By client of this rank whose update is under way, the
+            floats of its row minus the server's parameters that it was sent, (P,).
+        late_integers: Likewise, the integer buffers of its row, (Q,).
+        has_merged: Whether this round has merged rows into a server model.
         ledger: Bytes and FLOPs of all clients.
         clock: Virtual time, which passes only for clients with devices.
         kept: What this rank's clients keep besides their rows.
@@ -176,6 +180,10 @@ class FleetState(ABC):
         self.clock = self._make_clock(timing or algorithm.timing)
         self.keeps_late = self.clock.keeps_late
         self.keeps = self.stateful or self.keeps_late
+        if self.keeps_late:
+            self.late_floats = self.keep("late update", durable=False)
+            self.late_integers = self.keep("late counters", durable=False)
+        self.has_merged = False
 
         self.packs = side_by_side(self)
         for state in self.groups:
@@ -297,6 +305,7 @@ class FleetState(ABC):
         Args:
             name: Its name in checkpoints.
             durable: Whether it outlives its round, which requires a stateful algorithm; see `Kept`.
+                What does not outlives it all the same until a late update of its client arrives.
             with_server: Whether the server holds a sum of it, such as the mean of all control
                 variates. Change it only for the clients that a merge returns, so that both change
                 together: sessions that are not finite leave both as they are.
@@ -425,10 +434,11 @@ class FleetState(ABC):
         self.tests = {}
         self.outcomes = Outcomes()
         self.uncounted = {}  # there are some after a round that was suspended
+        self.has_merged = False
         self.places.open_round()
+        under_way = set(self.clock.under_way)
         for kept in self.kept.values():
-            if not kept.durable:
-                kept.clear()
+            kept.open_round(under_way)
 
     def close_round(self) -> dict[str, float]:
         """End a round, and return its metrics and sums, which are the same on every rank."""
@@ -440,10 +450,11 @@ class FleetState(ABC):
         return self.metrics | sums
 
     def _count_sessions_in_time(self) -> None:
-        """Tell penalties of the sessions of the round that were in time."""
+        """Tell penalties of the sessions whose updates have counted in this round."""
         in_time = self.outcomes.contributing(sorted(self.uncounted))
-        for t in sorted(set(self.uncounted.values())):
-            clients = [client for client in in_time if self.uncounted[client] == t]
+        round_of = {client: self.uncounted[client] for client in in_time} | self.clock.begun
+        for t in sorted(set(round_of.values())):
+            clients = sorted(client for client, begun in round_of.items() if begun == t)
             for penalty in self.penalties:
                 penalty.counted(self, clients, t)
         self.uncounted = {}
@@ -452,7 +463,7 @@ class FleetState(ABC):
         """Return the state of this rank's clients for a checkpoint; None if they keep nothing."""
         if not self.keeps:
             return None
-        return self.client_rows.saved()
+        return self.client_rows.saved(set(self.clock.under_way))
 
     def load_states(self, shards: Sequence[Saved]) -> None:
         """Load this rank's clients from a checkpoint's shards, written on any number of ranks."""

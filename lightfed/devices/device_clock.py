@@ -4,9 +4,9 @@ A client that does a round's work receives, computes and sends, one after the ot
 
     bytes down / down + latency  +  FLOPs / flops  +  bytes up / up + latency
 
-To this its session's delay is added. The formula is that of APPFL, with the bytes and FLOPs of each
-client's own model. Its device spends `joules_per_flop` on each of these FLOPs and `joules_per_byte`
-on each of the bytes, also for work that comes to nothing.
+To this its session's delay is added. The bytes and FLOPs are those of the client's own model. Its
+device spends `joules_per_flop` on each of these FLOPs and `joules_per_byte` on each of the bytes,
+also for work that comes to nothing.
 
 With a server, all clients start when the last round has ended. The server merges when all of them
 have sent, or when the policy says so; what clients do after the merge follows it. Without a server,
@@ -81,8 +81,10 @@ class DeviceClock(Clock):
         # Which clients were available in the last round that asked for it.
         self._were_there = np.ones(clients, dtype=bool)
 
-        # For kept updates that have not arrived: the round in which each began, by client.
+        # For kept updates that have not arrived, by client: the round in which each began, and when
+        # it arrives, in virtual seconds. The client may work on after it has sent its update.
         self._round_begun: dict[int, int] = {}
+        self._arrival: dict[int, float] = {}
 
         # Virtual seconds that a round may take; None for no limit. A learned one begins without.
         self._deadline: float | None = None
@@ -107,6 +109,8 @@ class DeviceClock(Clock):
             arrays.append(torch.from_numpy(values.copy()))
         state: dict[str, Any] = {"now": self.now, "began": dict(self._round_begun)}
         state["arrays"] = arrays
+        if self.keeps_late:
+            state["arrival"] = dict(self._arrival)
         if self._learns:
             state["deadline"] = self._deadline
             state["unmeasured"] = list(self._unmeasured)
@@ -121,6 +125,8 @@ class DeviceClock(Clock):
         self.finish = finish.numpy().copy()
         self._busy = busy.numpy().copy()
         self._were_there = were_there.numpy().copy()
+        if self.keeps_late:
+            self._arrival = dict(state["arrival"])
         if self._learns:
             self._deadline = state["deadline"]
             self._unmeasured = list(state["unmeasured"])
@@ -150,6 +156,7 @@ class DeviceClock(Clock):
         self._method_sets_time = False
         self._next_deadline = self._deadline
         self.arrived = {}
+        self.begun = {}
         self.late = set()
 
     @override
@@ -247,21 +254,21 @@ class DeviceClock(Clock):
         self.finish[trained] += self._draw_delays(trained, "delay")
 
         sent = [client for client in trained if client not in silent]
-        coming = [*sent, *self._round_begun]
-        if not coming:
+        arrivals = dict(zip(sent, self.finish[sent].tolist(), strict=True)) | self._arrival
+        if not arrivals:
             # Nobody has sent an update: the round lasts as long as its work.
             self.now = float(self.finish[workers].max(initial=self.now))
             return
 
-        finish = self.finish[coming]
+        in_order = np.sort([*arrivals.values()])
         if self.policy.waits:
-            self.now = float(finish.max(initial=self.now))
+            self.now = float(in_order.max(initial=self.now))
             return
 
-        self.now = self._closing_time(np.sort(finish))
-        if self.policy.late == "drop" and self.now < finish.min():
+        self.now = self._closing_time(in_order)
+        if self.policy.late == "drop" and self.now < in_order[0]:
             self._check_deadline(work[np.isin(workers, sent)])
-        self._note_late_updates(coming, sent, usable)
+        self._note_late_updates(arrivals, sent, usable)
         self._measure_arrivals(sent)
 
     def _measure_arrivals(self, sent: Sequence[int]) -> None:
@@ -288,33 +295,33 @@ class DeviceClock(Clock):
         self._next_deadline = learned.after(self._deadline, durations)
 
     def _note_late_updates(
-        self, coming: Sequence[int], sent: Collection[int], usable: Mapping[int, bool]
+        self, arrivals: Mapping[int, float], sent: Collection[int], usable: Mapping[int, bool]
     ) -> None:
         """Note whose update comes too late for this round, and whose late update has arrived.
 
         Args:
-            coming: Clients with an update under way, of this round or an earlier one.
-            sent: Those of this round.
+            arrivals: When each update under way arrives, of this round or an earlier one.
+            sent: Clients with an update of this round.
             usable: By client, whether its update can count in any round.
         """
-        missed = set()
-        for client, finish in zip(coming, self.finish[coming].tolist(), strict=True):
-            if finish > self.now:
-                missed.add(client)
+        missed = {client for client, arrival in arrivals.items() if arrival > self.now}
         self.late = missed.intersection(sent)
 
-        self.arrived = {}
+        self.begun = {}
         for client, round_begun in self._round_begun.items():
             if client not in missed:
-                self.arrived[client] = self._t - round_begun
+                self.begun[client] = round_begun
+        self.arrived = {client: self._t - begun for client, begun in self.begun.items()}
         for client in self.arrived:
             del self._round_begun[client]
+            del self._arrival[client]
 
         if self.policy.late == "keep":
             for client in self.late:
                 # `lightfed plan` runs no sessions, and does not know which ones fail.
                 if usable.get(client, True):
                     self._round_begun[client] = self._t
+                    self._arrival[client] = arrivals[client]
 
     def _closing_time(self, finish: np.ndarray) -> float:
         """Return when the server merges, in virtual seconds.

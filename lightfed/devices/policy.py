@@ -2,10 +2,10 @@
 
 Over-selection with a deadline is that of Bonawitz et al. (MLSys 2019). A quorum with a grace period
 is that of Decoupled DiLoCo (arXiv:2604.21428). A quorum of K with late updates that are kept is the
-buffer of FedBuff (Nguyen et al., AISTATS 2022), for means of models. Clients that leave and send
-what they have done are those of FedProx and FedNova. A learned deadline is smoothed over rounds as
-the round-trip times of TCP are (RFC 6298, section 2.3), and is a quantile instead of a mean plus
-deviations.
+buffer of FedBuff (Nguyen et al., AISTATS 2022), for any method that takes late updates. Clients
+that leave and send what they have done are those of FedProx and FedNova. A learned deadline is
+smoothed over rounds as the round-trip times of TCP are (RFC 6298, section 2.3), and is a quantile
+instead of a mean plus deviations.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class Policy:
         quorum: Number of updates after which the server waits no longer than `grace`.
         grace: Virtual seconds that the server still waits after the quorum.
         late: "drop" discards a late update. "keep" keeps it until it arrives, and merges it in that
-            round, as an update of the model of that time. Its client is not asked before.
+            round, as a change from what its client was sent. The client is not asked before.
         exponent: e; a kept update that is tau rounds late has the weight (1 + tau)^-e in the mean.
         dropout: Probability that a client leaves during its session.
         partial: Whether what a leaving client has done, a share of its steps drawn uniformly, is

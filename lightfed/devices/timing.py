@@ -78,11 +78,12 @@ def check_policy(policy: Policy, algorithm: Hooks) -> None:
         raise UserError(POLICY, algorithm.no_policy, "leave it out")
 
     # A subclass changes the mean: every class has to say of itself that late updates fit into it.
-    takes_late = vars(type(algorithm)).get("takes_late", False)
-    if policy.late == "keep" and not takes_late:
+    why_not = algorithm.no_late
+    if not why_not and not vars(type(algorithm)).get("takes_late", False):
         name = type(algorithm).__name__
-        found = f"keep, and {name} does not say that a late update fits into its mean"
-        raise UserError(f"{POLICY}.late", found, "drop late updates")
+        why_not = f"{name} does not say that a late update fits into its mean"
+    if policy.late == "keep" and why_not:
+        raise UserError(f"{POLICY}.late", f"keep, but {why_not}", "drop late updates")
 
 
 def check_flops(groups: Sequence[GroupState], name: str) -> None:

@@ -207,6 +207,8 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
             (`data.unseen`); empty if they can.
         takes_late: Whether an update that arrives in a later round fits into the mean of that
             round. A class has to declare it for itself.
+        no_late: Why it does not fit, also where the class says `takes_late`; empty if it does, or
+            if the class says nothing.
         parts: Shares of the model that clients hold: client i holds entry i mod length. With
             `model.assign`, each holds the largest that its device can train.
         timing: Makes the clock of a fleet whose clients have devices, a
@@ -236,6 +238,7 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
     no_policy: str = ""
     no_unseen: str = ""
     takes_late: bool = False
+    no_late: str = ""
     parts: Sequence[float] = ()
     timing: Callable[[Any], Any] | None = None
     carries: bool = False

@@ -1,7 +1,7 @@
 """What clients keep besides their rows, as an algorithm declares it, and how it is saved."""
 
 from collections import UserDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ class Kept(UserDict[int, Tensor]):
         place: The device of the rows, where it is stored.
         device: The compute device, where it is read.
         durable: Whether it outlives the round. Other state survives a restart within the round, but
-            is neither in checkpoints nor counted.
+            is not counted. It outlives the round, and is in checkpoints, only for clients whose
+            late updates are under way.
         with_server: Whether the server holds a sum of it over the clients. A reset then leaves it
             as it is: otherwise the server would keep the client's part for good.
     """
@@ -61,6 +62,28 @@ class Kept(UserDict[int, Tensor]):
         if not self.durable or client not in self.data:
             return 0
         return self.data[client].nbytes
+
+    def open_round(self, under_way: Collection[int]) -> None:
+        """Forget what does not outlive the last round.
+
+        Args:
+            under_way: Clients whose updates have not arrived, which still need it.
+        """
+        if self.durable:
+            return
+        for client in [*self.data]:
+            if client not in under_way:
+                del self.data[client]
+
+    def lasting(self, under_way: Collection[int]) -> dict[int, Tensor]:
+        """Return what goes into a checkpoint between two rounds, by client.
+
+        Args:
+            under_way: Clients whose updates have not arrived.
+        """
+        if self.durable:
+            return self.data
+        return {client: value for client, value in self.data.items() if client in under_way}
 
     def restore(self, client: int, value: Tensor | None) -> None:
         """Put a saved tensor back; None if the client had none."""

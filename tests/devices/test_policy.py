@@ -14,7 +14,7 @@ from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.flexifed.strategies import MaxCommon
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.peers.dpsgd import DPSGD
-from lightfed.algorithms.scaffold import SCAFFOLD
+from lightfed.algorithms.pfedme import PFedMe
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.algorithms.width.fedrolex import FedRolex
 from lightfed.algorithms.width.heterofl import HeteroFL
@@ -29,6 +29,10 @@ from lightfed.utils.errors import UserError
 from tests.small import Line, data_of, fleet_of, random_data, run_round
 
 mlp = partial(MLP, hidden=(6,))
+
+
+class Quiet(FedAvg):
+    """A class that does not say itself what its parent says."""
 
 
 def line(policy: Policy | None, *seconds: float, **more: Any) -> Fleet:
@@ -242,8 +246,9 @@ def test_clients_that_are_not_there_are_not_asked() -> None:
         (partial(DPSGD, Ring()), Policy(deadline=1.0), "model.policy: clients exchange models"),
         (FedBuff, Policy(deadline=1.0), "model.policy: FedBuff's server waits"),
         (partial(FedRolex, window="random"), Policy(quorum=1), "model.policy: the server takes"),
-        (SCAFFOLD, Policy(quorum=1, late="keep"), "model.policy.late: keep, and SCAFFOLD"),
-        (MaxCommon, Policy(quorum=1, late="keep"), "model.policy.late: keep, and MaxCommon"),
+        (PFedMe, Policy(quorum=1, late="keep"), "model.policy.late: keep, but all clients train"),
+        (MaxCommon, Policy(quorum=1, late="keep"), "model.policy.late: keep, but clients average"),
+        (Quiet, Policy(quorum=1, late="keep"), "model.policy.late: keep, but Quiet does not say"),
         (FedAvg, Policy(deadline=0.0), "model.policy.deadline: 0"),
         (FedAvg, Policy(quorum=9), "model.policy.quorum: 9 of 3 clients"),
         (FedAvg, Policy(over_select=0.5), "model.policy.over_select: 0.5 more than 3 of 3"),

@@ -43,6 +43,7 @@ class DepthFL(OneModel):
 
     depths = True
     side_by_side = True
+    takes_late = True
     no_server_step = "DepthFL has a step of its own, of its memories"
     h: Tensor
 
@@ -98,7 +99,13 @@ class DepthFL(OneModel):
 
         m = self._holders(fed, merged)[: len(w)]
         # h[e] <- h[e] - alpha m_e / N (a - w_t)[e]
-        self.h -= self.alpha / len(fed.seen) * m * (w - before)
+        if fed.keeps_late:
+            # In the mean of the models late ones weigh less. h stays the mean of all g_k.
+            mean_change = torch.zeros_like(w)
+            fed.average(self._padded(fed, merged), merged, into=mean_change, in_full=True)
+            self.h += len(merged) / len(fed.seen) * mean_change
+        else:
+            self.h -= self.alpha / len(fed.seen) * m * (w - before)
         # w_{t+1} = a - h / alpha, where some client of this round holds the tensor
         w -= (m > 0) * self.h / self.alpha
         for k in fed.mine(merged):
@@ -112,6 +119,21 @@ class DepthFL(OneModel):
             for entry in fed.state(k).layout.floats:
                 views[entry.name] += 1
         return holders
+
+    def _padded(self, fed: Fleet, clients: list[int]) -> dict[int, Tensor]:
+        """Return -alpha (w_k - w_t) of this rank's clients, (P,) each; 0 beyond their layers."""
+        padded = {}
+        for k in fed.mine(clients):
+            layout = fed.state(k).layout
+            of_client = torch.zeros(layout.floats.size, device=fed.device)
+            of_client[: layout.parameter_size] = self.changes[k]
+
+            in_server = torch.zeros_like(self.model.floats)
+            views = self.model.layout.floats.views(in_server)
+            for name, change in layout.floats.views(of_client).items():
+                views[name].copy_(change)
+            padded[k] = in_server[: len(self.h)]
+        return padded
 
     @override
     def session_start(self, s: SessionContext) -> None:

@@ -53,6 +53,7 @@ class FlexiFed(Algorithm):
     """
 
     stateful = True
+    no_late = "clients average what they share among themselves, and no server has a model"
     no_server_step = "clients average what they share among themselves"
     tests_both = True
     weights: Weights = "uniform"

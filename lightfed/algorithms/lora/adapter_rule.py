@@ -24,6 +24,7 @@ from lightfed_kernels import Layout
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.aggregation.coverage import Parts
 from lightfed.algorithms.lora.adapters import PEFT, Adapter, adapters_of
 from lightfed.algorithms.lora.merge_check import MergeCheck
 from lightfed.algorithms.lora.products import Product
@@ -240,6 +241,7 @@ class AdapterRule(Algorithm):
     @override
     def setup(self, fed: Fleet) -> None:
         self.adapters = self._adapters_by_group(fed)  # groups, layers
+        self.late_rows = fed.keep("late adapters", durable=False)
         self.starts = []
         for adapter, rank in zip(self.adapters[0], self.server_ranks(), strict=True):
             self.starts.append(self.initial(adapter, rank).to(fed.device))
@@ -369,9 +371,43 @@ class AdapterRule(Algorithm):
         fed.metrics |= dict.fromkeys(("aggregation_error", "aggregation_error_worst"), 0.0)
         fed.charge(clients, up=self.bytes_up(fed, clients, t).tolist())
         usable = [client for client in clients if fed.usable(client)]
+        if fed.keeps_late:
+            self._keep_late(fed, clients)
+            usable = sorted([*usable, *fed.clock.arrived])
         if usable:
             with fed.server_step(self.model, fixed=self.names_of(self.frozen(t))):
                 self.merge(fed, usable, t)
+        elif fed.keeps_late:
+            self._merge_others(fed, [])  # keeps late ones
+
+    def _keep_late(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """Keep rows that come too late until they arrive, as changes from what was sent.
+
+        Args:
+            fed: The federation.
+            clients: The participants of this round.
+        """
+        late = fed.clock.late.intersection(clients, fed.clock.under_way)
+        for client in fed.mine(sorted(late)):
+            received = self._as_received(fed, client)
+            self.late_rows[client] = fed.row(client).floats.to(fed.device) - received
+
+    def _as_received(self, fed: Fleet, client: int) -> Tensor:
+        """Return what the server's model is in a client's row, (P,); 0 for what it does not get."""
+        received = Row.zeros(fed.state(client).layout, fed.device)
+        parts = Parts(True, None if self.shared is None else frozenset(self.shared), fed.personal)
+        fed.coverages.take(self.model, fed.home_group(client), parts, received)
+        self.take(fed, client, received.floats)
+        return received.floats
+
+    def sent_row(self, fed: Fleet, client: int) -> Tensor:
+        """Return the row (P,) that a client of this rank has sent.
+
+        A late one is what the client would receive now, plus the change that it has made.
+        """
+        if client not in fed.clock.arrived:
+            return fed.row(client).floats
+        return self._as_received(fed, client) + self.late_rows[client]
 
     def frozen(self, t: int) -> Factors:
         """Return which factors the sessions of round t leave as they are; by default none.
@@ -520,14 +556,7 @@ class AdapterRule(Algorithm):
 
     def merge(self, fed: Fleet, clients: Sequence[int], t: int) -> None:
         """Average all other tensors, and merge each layer by the rule, on one rank each."""
-        if self.others:
-            fed.merge(
-                clients,
-                into=self.model,
-                weights=self.weights,
-                tensors=self.others,
-                sizes=dict.fromkeys(clients, 0),  # their bytes are charged with the adapters'
-            )
+        self._merge_others(fed, clients)
 
         weights = {}
         added = torch.zeros(len(self.starts), dtype=torch.int64)
@@ -560,6 +589,21 @@ class AdapterRule(Algorithm):
         if self.changes_base:
             self.added += added.to(self.added.device)
         self._report_errors(fed, norms)
+
+    def _merge_others(self, fed: Fleet, clients: Sequence[int]) -> None:
+        """Average all other tensors."""
+        if not self.others:
+            return
+        if fed.keeps_late:
+            # The merge itself keeps late updates, and adds those that arrive.
+            clients = sorted({*clients, *fed.clock.late}.difference(fed.clock.arrived))
+        fed.merge(
+            clients,
+            into=self.model,
+            weights=self.weights,
+            tensors=self.others,
+            sizes=dict.fromkeys(clients, 0),  # their bytes are charged with the adapters'
+        )
 
     def most_added(self, fed: Fleet, clients: Sequence[int]) -> Tensor:
         """Return the most ranks that a merge of these clients can add to W, (L,) by layer.
@@ -623,9 +667,12 @@ class AdapterRule(Algorithm):
     def _sent_by_layer(self, fed: Fleet, clients: Sequence[int], t: int) -> Iterator[Sent]:
         """Yield what the clients sent, layer by layer, on every rank."""
         if self.weights == "samples":
-            numbers = [fed.data.num_samples(client) for client in clients]
+            numbers: list[float] = [fed.data.num_samples(client) for client in clients]
         else:
             numbers = [1] * len(clients)
+        for position, client in enumerate(clients):
+            if client in fed.clock.arrived:
+                numbers[position] *= fed.clock.discount(client)
         p = [number / sum(numbers) for number in numbers]
 
         mine = {client: self._factors_on_host(fed, client) for client in fed.mine(clients)}
@@ -655,7 +702,7 @@ class AdapterRule(Algorithm):
 
     def _factors_on_host(self, fed: Fleet, client: int) -> list[tuple[Tensor, Tensor]]:
         """Return A_k (r_k, in) and B_k (out, r_k) of every layer, in host memory."""
-        factors = self.factors(fed, client, fed.row(client).floats)
+        factors = self.factors(fed, client, self.sent_row(fed, client))
         on_host = []
         for (A, B), rank in zip(factors, self.ranks(fed, client), strict=True):
             on_host.append((A[:rank].detach().cpu(), B[:, :rank].cpu()))

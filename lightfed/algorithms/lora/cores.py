@@ -176,7 +176,7 @@ class CoreRule(AdapterRule):
     @override
     def _factors_on_host(self, fed: Fleet, client: int) -> list[tuple[Tensor, Tensor]]:
         """Return A_k (r_k, in) and the padded core K_k (R, r_k) of every layer, in host memory."""
-        row = fed.row(client).floats
+        row = self.sent_row(fed, client)
         factors = self.factors(fed, client, row)
         on_host = []
         for (A, _), K, start in zip(

@@ -128,6 +128,7 @@ class TwoAdapters(Adapter):
 class FedDPA(RankMean):
     """The mean by rank of (A, B); an adapter (A', B') of each client's own, which is never sent."""
 
+    takes_late = True
     side_by_side = True
     moments: tuple[Moment, ...] = ("aggregated", "trained")
     no_kept_optimizer = "clients train two adapters"

@@ -21,6 +21,7 @@ from lightfed.algorithms.lora.products import Product
 class FedExLoRA(AdapterRule):
     """W + D A = W_old + sum_k p_k s_k B_k A_k: the server's model is exact."""
 
+    no_late = "the base changes, and an update that is under way is without it"
     changes_base = True
     no_memory = "the base changes, and what a client remembers is without it"
     no_server_step = "its step would be one of dense weights"

@@ -33,6 +33,7 @@ from lightfed.utils.bounds import Fraction
 class FedMomentum(AdapterRule):
     """W + D A = W_old + M, but for the components beyond the energy."""
 
+    no_late = "the base changes, and an update that is under way is without it"
     changes_base = True
     no_memory = "the base changes, and what a client remembers is without it"
     no_kept_optimizer = "the basis of the factors changes every round"

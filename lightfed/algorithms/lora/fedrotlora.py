@@ -36,6 +36,7 @@ _SMALLEST_GAP = 1e-6
 class FedRotLoRA(AdapterRule):
     """The mean by rank of factors that have been turned."""
 
+    no_late = "clients turn their factors towards what they were sent"
     no_memory = "clients turn their factors after every session"
     no_kept_optimizer = "clients turn their factors after every session"
 

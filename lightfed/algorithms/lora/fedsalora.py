@@ -26,6 +26,7 @@ from lightfed.api.fleet import Fleet
 class FedSALoRA(AdapterRule):
     """A is averaged; B_k starts at 0, stays with its client, and is never sent."""
 
+    takes_late = True
     up: Factors = "A"
     down: Factors = "A"
 

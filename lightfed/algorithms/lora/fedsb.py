@@ -46,6 +46,8 @@ class SquareCore(Core):
 class FedSB(CoreRule):
     """Clients train C_k, and only C_k is sent."""
 
+    takes_late = True
+
     @override
     def new_core(self, adapter: Adapter) -> Core:
         return SquareCore(adapter)

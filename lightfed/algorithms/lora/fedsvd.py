@@ -31,6 +31,7 @@ from lightfed.utils.bounds import Count
 class FedSVD(AdapterRule):
     """B is trained and sent up; A and B are sent down."""
 
+    no_late = "the basis of the factors changes every round"
     up: Factors = "B"
     no_memory = "the basis of the factors changes every round"
     no_kept_optimizer = "the basis of the factors changes every round"

@@ -22,6 +22,7 @@ from lightfed.models.build import DataSpec
 class FFALoRA(AdapterRule):
     """Clients train B only, and only B is sent."""
 
+    takes_late = True
     up: Factors = "B"
     down: Factors = "B"
 

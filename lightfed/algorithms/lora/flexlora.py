@@ -45,6 +45,7 @@ class FlexLoRA(AdapterRule):
             all before the first merge. Only with an energy below 1.
     """
 
+    no_late = "the basis of the factors changes every round"
     no_memory = "the basis of the factors changes every round"
     no_kept_optimizer = "the basis of the factors changes every round"
     no_server_step = "its step would be one of dense weights"

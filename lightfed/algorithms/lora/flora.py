@@ -24,6 +24,7 @@ from lightfed.utils.rng import torch_generator
 class FLoRA(AdapterRule):
     """W <- W + sum_k p_k s_k B_k A_k, for all clients."""
 
+    no_late = "the base changes, and an update that is under way is without it"
     no_kept_optimizer = "A is drawn again every round"
     no_memory = "A is drawn again every round, on another base"
     down: Factors = ""

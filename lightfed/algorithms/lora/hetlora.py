@@ -33,6 +33,7 @@ from lightfed.utils.errors import UserError
 class HetLoRA(AdapterRule):
     """The padded mean, with weights ||s_k B_k A_k|| / sum_j ||s_j B_j A_j||."""
 
+    no_late = "clients weigh by the size of their updates, and may drop ranks under way"
     no_kept_optimizer = "momentum would bring back ranks that a client drops"
     kept: Tensor  # (N,) r_k, at first the configured rank
 

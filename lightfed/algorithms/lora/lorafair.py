@@ -33,6 +33,8 @@ from lightfed.utils.errors import UserError
 class LoRAFAIR(AdapterRule):
     """A by rank, and a B whose product with it is close to the mean of the clients' products."""
 
+    takes_late = True
+
     def __init__(
         self,
         similarity: Literal["l2", "cosine"] = "l2",

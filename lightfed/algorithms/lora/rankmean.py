@@ -13,6 +13,8 @@ from lightfed.algorithms.lora.products import Product
 class RankMean(AdapterRule):
     """A rank is the mean over the clients that have it; adapters are kept from round to round."""
 
+    takes_late = True
+
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # A[j] = sum_{k: r_k > j} p_k A_k[j] / sum_{k: r_k > j} p_k, and likewise the columns of D

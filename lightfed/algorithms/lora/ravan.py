@@ -60,6 +60,7 @@ class Heads(Core):
 class RAVAN(CoreRule):
     """Clients train the heads H_ik and their scales sigma_ik, and send the products."""
 
+    no_late = "the scales of the heads become a part of them every round"
     no_kept_optimizer = "the scales of the heads become a part of them every round"
     no_memory = "the scales of the heads become a part of them every round"
 

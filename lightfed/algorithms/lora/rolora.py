@@ -34,6 +34,7 @@ class RoLoRA(AdapterRule):
         served: (N,) the last round in which a client was sent the adapters; -1 for none.
     """
 
+    no_late = "rounds train A and B in turn, and a late update may be of the other factor"
     changed: Tensor
     served: Tensor
 

@@ -13,6 +13,8 @@ from lightfed.algorithms.lora.products import Product
 class ZeroPadded(AdapterRule):
     """The mean over all clients of factors that are padded with zeros."""
 
+    takes_late = True
+
     @override
     def merge_layer(self, sent: Sent) -> Merged:
         # A = sum_k p_k pad(A_k), D = sum_k p_k s_k pad(B_k)

@@ -41,6 +41,7 @@ class FedAPEN(PersonalShared):
     """e = lambda p + (1 - lambda) s;  L_p = CE(p) + KL(s || p) + CE(e), and likewise L_s."""
 
     holds = "the ensemble of its private network and the shared one"
+    takes_late = True
     # (clients,) bool: which clients have downloaded the server's current shared network.
     current: torch.Tensor
 

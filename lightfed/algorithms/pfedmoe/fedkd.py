@@ -50,6 +50,7 @@ class FedKD(PersonalShared):
 
     holds = "its private network"
     side_by_side = True
+    takes_late = True
     received: Tensor  # (clients,) bool: which clients have received the student
 
     def __init__(

@@ -29,6 +29,7 @@ class FedMRL(PersonalShared):
     """Both networks learn from the labels on one representation; the small one is sent."""
 
     holds = "its network with the shared one's features"
+    takes_late = True
 
     @override
     def composite(self, private: nn.Module, shared: nn.Module, data: DataSpec) -> nn.Module:

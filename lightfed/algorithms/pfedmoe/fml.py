@@ -27,6 +27,7 @@ class FML(PersonalShared):
     """L_F = alpha CE(F) + (1 - alpha) KL(G || F), and likewise L_G with beta."""
 
     holds = "its private network"
+    takes_late = True
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class PFedMoE(PersonalShared):
     """(a_G, a_F) = H(x),  z = a_G G(x) + a_F F_ex(x),  logits = F_hd(z)."""
 
     holds = "its mixture of the private and the shared expert"
+    takes_late = True
 
     def __init__(
         self,
@@ -74,6 +75,8 @@ class PFedMoE(PersonalShared):
         self.gate_lr = gate_lr
         self.gate = gate
         self.federate = federate
+        if not federate:
+            self.no_late = "clients send nothing"
 
         # Of the last evaluation: (C, 3) sums of the gate's weights by client of this rank.
         self._gate_sums: dict[int, Tensor] = {}

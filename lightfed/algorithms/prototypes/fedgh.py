@@ -38,6 +38,7 @@ class FedGH(Algorithm):
     """Clients send mean features by class; the server's head learns to classify them."""
 
     stateful = True  # a client keeps its extractor
+    no_late = "clients send vectors of classes, which are no changes of a model"
     no_server_step = "its server trains the head by SGD, at a rate of its own"
     moments = ("trained", "aggregated")
     holds = "its own extractor with the server's head"

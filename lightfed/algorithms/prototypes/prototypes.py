@@ -39,6 +39,7 @@ class ByClass(Algorithm):
     """
 
     stateful = True
+    no_late = "clients send vectors of classes, which are no changes of a model"
     no_server_step = "clients send vectors of classes, and no models"
     side_by_side = True
     values: Tensor

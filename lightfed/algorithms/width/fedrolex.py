@@ -33,6 +33,7 @@ from lightfed.utils.rng import torch_generator
 class FedRolex(HeteroFL):
     """HeteroFL with rolling instead of leading slices."""
 
+    no_late = "slices move, and an update that is under way would not"
     no_server_step = "its slices move, and the state of an optimizer would not"
     no_kept_optimizer = "slices move, and momentum would not"
     no_memory = "slices move, and what a client remembers would not"

@@ -235,6 +235,9 @@ _slow = Devices(flops=LogNormal(14.0, 1.0), up=9000.0, latency=0.1, delay=Expone
 _gone = replace(_slow, availability=Bernoulli(0.8), server_down=20000.0)
 _timed: dict[str, Any] = {"devices": _slow, "fraction": 1.0}
 
+# Of seven clients two are awaited, so that the others' updates are under way when a run stops.
+_late: dict[str, Any] = _timed | {"policy": Policy(quorum=2, late="keep")}
+
 CASES = {
     "apfl": Case(APFL, _mlp),
     "apfl_adaptive": Case(partial(APFL, adaptive=True)),
@@ -414,6 +417,28 @@ CASES = {
     "heterofl_resnet": Case(HeteroFL, _resnet, "abd"),
     "heterofl_transformer": Case(
         HeteroFL, _transformer, "abd", data=prose, trainer={"limit_train_batches": 2}
+    ),
+    "late_depthfl": Case(DepthFL, _depths, "abc", federation=_late),
+    "late_ditto": Case(partial(Ditto, 0.5), federation=_late | {"store": "host"}),
+    "late_fedapen": Case(
+        partial(FedAPEN, NormNet, share_lr=0.5, learn="aggregated"), _mlp, data=joined,
+        federation=_late,
+    ),
+    "late_feddyn": Case(
+        partial(FedDyn, 0.1), federation=_late | {"optimizer": partial(SGD, lr=0.1)}
+    ),
+    "late_fedkd": Case(partial(FedKD, _mlp, rounds=ROUNDS), federation=_late),
+    "late_fednova": Case(
+        FedNova, _mlp, federation=_late | {"server_optimizer": partial(SGD, lr=1.0, momentum=0.5)}
+    ),
+    "late_fedper": Case(partial(FedPer, "net.layers.6"), federation=_late),
+    "late_moon": Case(partial(MOON, pool=2), federation=_late),
+    "late_qffl": Case(partial(QFFL, 1.0, 10.0), federation=_late),
+    "late_rankmean": Case(
+        partial(RankMean, **_adapters), AdapterNet, "abc", data=joined, federation=_late
+    ),
+    "late_scaffold": Case(
+        partial(SCAFFOLD, 0.5), _mlp, federation=_late | {"local_penalty": Pull(0.1)}
     ),
     "lgfedavg": Case(partial(LGFedAvg, 2), federation={"local_epochs": 2}),
     "lgfedavg_heads": Case(partial(LGFedAvg, 1, weights="samples"), DeepNet, "ab"),

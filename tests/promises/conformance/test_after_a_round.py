@@ -16,7 +16,8 @@ from tests.small import has_global_model
 # Their clients keep rows though the class of the method says nothing of it.
 KEEPING = (
     "devices_late", "devices_late_host", "fedavg_local_statistics", "fedbn", "feddpa",
-    "feddpa_host", "fedper", "fedsalora", "moon",
+    "feddpa_host", "fedper", "fedsalora", "late_fednova", "late_fedper", "late_moon", "late_qffl",
+    "late_rankmean", "moon",
 )  # fmt: skip
 
 
