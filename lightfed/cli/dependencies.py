@@ -11,14 +11,16 @@ import os
 import platform
 import stat
 import sys
-import sysconfig
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-# The packages of this program. They change without another number while somebody works on them.
-_OWN_PACKAGES = ("lightfed", "lightfed_kernels")
+from lightfed.utils.code_files import (
+    digest_of_file,
+    is_installed,
+    modules_of_users,
+    own_folders,
+)
 
 # The ends of what installers leave beside the packages in a folder; each installation renews it.
 _MARKS_OF_INSTALLERS = (".dist-info", ".egg-info", ".egg-link", ".pth")
@@ -31,12 +33,6 @@ _OF_TERMINALS = frozenset(
         "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID",
     }
 )  # fmt: skip
-
-# Files of the system that no command is written in.
-_OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/")
-
-# A larger file is data. To read it again would take longer than it saves.
-_MOST_BYTES = 1 << 22
 
 
 def circumstances() -> dict[str, Any]:
@@ -71,22 +67,10 @@ def digest_of_code(*, of_users: bool) -> str:
         of_users: Whether to include the imported modules that no installer has put there.
     """
     digest = hashlib.blake2b(_digest_of_program().encode(), digest_size=16)
-    for path in sorted(set(_modules_of_users())) if of_users else ():
+    for path in sorted(set(modules_of_users())) if of_users else ():
         digest.update(f"\0{path}\0".encode())
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()
-
-
-def digest_of_file(path: str) -> str | None:
-    """Return a digest of the content of a file; None if it cannot be read or is too large."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError:
-        return None
-    if len(content) > _MOST_BYTES:
-        return None
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class Opened:
@@ -101,7 +85,7 @@ class Opened:
         self._listens = True
 
         # A module that was imported before may have been edited since.
-        self._knows_all = not set(_modules_of_users())
+        self._knows_all = not set(modules_of_users())
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -113,7 +97,7 @@ class Opened:
 
     def _note(self, path: str) -> None:
         source = _source_of(path)
-        if source not in self._stamp_of_path and not _is_installed(source):
+        if source not in self._stamp_of_path and not is_installed(source):
             stamp = _stamp_of(source)
             if stamp is not None:
                 self._stamp_of_path[source] = stamp
@@ -128,7 +112,7 @@ class Opened:
         if not self._knows_all:
             return None
 
-        for path in _modules_of_users():
+        for path in modules_of_users():
             self._note(path)
 
         self._listens = False
@@ -165,49 +149,10 @@ def _stamp_of(path: str) -> tuple[int, ...] | None:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _modules_of_users() -> Iterator[str]:
-    """Yield the files of imported modules that belong to no installed program."""
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if not isinstance(name, str):
-            continue
-        path = os.path.abspath(name)
-        # Some modules of libraries, made in memory, name a file that does not exist.
-        if not _is_installed(path) and os.path.isfile(path):
-            yield path
-
-
-def _is_installed(path: str) -> bool:
-    """Return whether `circumstances` covers a file: it belongs to an installed program."""
-    return path.startswith((*_folders_of_programs(), *_OF_THE_SYSTEM))
-
-
-@cache
-def _folders_of_programs() -> tuple[str, ...]:
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [sysconfig.get_path("scripts"), *map(str, _own_folders())]
-
-    found = []
-    for folder in folders:
-        found += [folder + os.sep, os.path.realpath(folder) + os.sep]
-    return tuple(dict.fromkeys(found))
-
-
-@cache
-def _own_folders() -> tuple[Path, ...]:
-    folders = []
-    for name in _OWN_PACKAGES:
-        # This imports nothing.
-        found = importlib.util.find_spec(name)
-        if found is not None and found.origin is not None:
-            folders.append(Path(found.origin).parent)
-    return tuple(folders)
-
-
 def _digest_of_program() -> str:
     """Return a digest of the sources of this program: a default in them can be edited."""
     digest = hashlib.blake2b(digest_size=16)
-    for folder in _own_folders():
+    for folder in own_folders():
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{path}\0".encode())
             digest.update(path.read_bytes())

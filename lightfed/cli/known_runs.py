@@ -15,10 +15,11 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from lightfed.cli.dependencies import circumstances, digest_of_file
+from lightfed.cli.dependencies import circumstances
 from lightfed.cli.named_files import files_of
 from lightfed.cli.shipped import with_paths
 from lightfed.cli.wanted import Wanted
+from lightfed.utils.code_files import digest_of_file
 from lightfed.utils.errors import UserError
 
 # The folder of the files, in the folder of the runs.

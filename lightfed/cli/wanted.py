@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import glob
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightfed.utils.code_files import edited
 from lightfed.utils.errors import UserError
 from lightfed.utils.keys import digest, flat, identity
 from lightfed.utils.record import read_record
@@ -161,14 +164,28 @@ class Wanted(NamedTuple):
         return max(checkpoints, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def _folders(self) -> list[tuple[Path, dict[str, Any]]]:
-        """Return the folders of this name and configuration, with their records."""
+        """Return the folders of this name, configuration and code, with their records.
+
+        A run whose user's modules have been edited since is another run. It is named once.
+        """
         own_digest = self.digest
         folders = []
         for folder in sorted(self.root.glob(f"*{glob.escape(self.name)}*")):
             record = read_record(folder)
-            if record.get("name") == self.name and record.get("config") == own_digest:
-                folders.append((folder, record))
+            if record.get("name") != self.name or record.get("config") != own_digest:
+                continue
+            changed = edited(record.get("code") or {})
+            if changed:
+                _tell_of_edited(folder, ", ".join(changed))
+                continue
+            folders.append((folder, record))
         return folders
+
+
+@cache
+def _tell_of_edited(folder: Path, changed: str) -> None:
+    """Say, once in a process, why a run is not used again."""
+    print(f"{folder}: not used, {changed} has changed since it was trained", file=sys.stderr)
 
 
 def _rounds_in(folder: Path) -> int:

@@ -12,6 +12,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.digests import digests
 from lightfed.local.hooks import Hooks
 from lightfed.utils import __version__
+from lightfed.utils.code_files import code_of_users
 from lightfed.utils.keys import experiment, flat
 from lightfed.utils.record import commit
 
@@ -66,6 +67,7 @@ def environment(fleet: Fleet, trainer: Any, *, evaluation: Any) -> dict[str, Any
         "evaluate_at": evaluation.at,
         "evaluated_clients": len(evaluation.clients),
         "side_by_side": fleet.training.side_by_side,
+        "code": code_of_users(),
     }
     if fleet.unseen:
         run["unseen"] = list(fleet.unseen)

@@ -106,6 +106,7 @@ _KINDS: dict[str, tuple[str, Check]] = {
         "a digest and settings",
         _fields(digest=_is_text, settings=_by_name(_is_text)),
     ),
+    "code": ("digests by name", _by_name(_is_text)),
     "finished": ("rounds and limits", _fields(rounds=_is_whole, limits=_by_name(_is_anything))),
 }
 

@@ -10,13 +10,13 @@ import pytest
 
 from lightfed.cli import known_runs
 from lightfed.cli.command_line import main
-from lightfed.cli.dependencies import digest_of_file
 from lightfed.cli.wanted import Wanted
 from lightfed.lab import compare, contest, sweep
 from lightfed.lab.contest import Grid, Method, check_terms
 from lightfed.lab.results import verdicts
 from lightfed.lab.results.groups import Group
 from lightfed.lab.results.run import read
+from lightfed.utils.code_files import digest_of_file
 from lightfed.utils.errors import UserError
 from tests.lab.report.make_run import ENVIRONMENT, write_run
 from tests.lab.test_sweep import check_here

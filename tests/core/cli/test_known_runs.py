@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from lightfed.cli import dependencies, known_runs
-from lightfed.cli.dependencies import Opened, digest_of_file
+from lightfed.utils import code_files
+from lightfed.cli.dependencies import Opened
 from lightfed.cli.known_runs import KnownRuns
 from lightfed.cli.wanted import Wanted
+from lightfed.utils.code_files import digest_of_file, modules_of_users
 from tests.forked import result_of
 
 WORDS = ("fit", "--config", "run.yaml", "--model.seed=1")
@@ -115,7 +117,7 @@ def test_another_version_of_a_program_reads_anew(
     installed = folder / "site"
     (installed / "other-1.0.dist-info").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
-    monkeypatch.setattr(dependencies, "_own_folders", lambda: (package,))
+    monkeypatch.setattr(dependencies, "own_folders", lambda: (package,))
     KnownRuns([WORDS]).keep([wanted()])
     assert KnownRuns([WORDS]).recall() is not None
 
@@ -184,12 +186,12 @@ def noted(folder: Path) -> list[dict[str, str] | None]:
     """Return what is noted of an import, then after an edit, and by a later observer."""
     # Modules of the tests stand for those of an installed program.
     prefix = str(Path(__file__).parents[2]) + os.sep
-    programs = (*dependencies._folders_of_programs(), prefix)
-    dependencies._folders_of_programs = lambda: programs  # type: ignore[assignment]
+    programs = (*code_files._folders_of_programs(), prefix)
+    code_files._folders_of_programs = lambda: programs  # type: ignore[assignment]
     sys.path.insert(0, str(folder))
 
     # Tests before this one may have imported modules of users.
-    of_users = set(dependencies._modules_of_users())
+    of_users = set(modules_of_users())
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) in of_users:
             del sys.modules[name]
