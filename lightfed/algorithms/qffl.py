@@ -22,12 +22,18 @@ from lightfed.utils.bounds import Positive, Weight
 
 
 class QFFL(Algorithm):
-    """FedAvg for the mean of F_k^(q+1) / (q + 1)."""
+    """FedAvg for the mean of F_k^(q+1) / (q + 1).
+
+    Attributes:
+        measured: (N, 2) F_k(w) and |w_k - w|^2 of each client's last session, if late updates are
+            kept.
+    """
 
     takes_late = True
     no_server_step = "q-FFL has a step of its own"
     no_personal = "the length of a step is that of whole models"
     model: ServerModel
+    measured: Tensor
 
     def __init__(self, q: Weight, lipschitz: Positive) -> None:
         """Set how fair the federation is.
@@ -45,7 +51,9 @@ class QFFL(Algorithm):
     def setup(self, fed: Fleet) -> None:
         fed.one_layout("q-FFL needs one for all")
         self.model = fed.new_model()
-        self.measured = fed.keep("measured", durable=False)  # F_k(w) and |w_k - w|^2
+        if fed.keeps_late:
+            measured = torch.zeros(fed.clients, 2, dtype=torch.float64)
+            self.register_buffer("measured", measured)
 
     @override
     def round(self, fed: Fleet, t: int) -> None:
@@ -60,7 +68,7 @@ class QFFL(Algorithm):
         fed.train(clients, t)
         moved = self._moved(fed, clients, before)  # |w_k - w|^2
         if fed.keeps_late:
-            losses, moved = self._of_late_too(fed, losses, moved)
+            losses, moved = self._with_late(losses, moved)
         fed.charge(clients, up=4)  # h_k
 
         # With a_k = F_k^q the merge gives the mean sum_k a_k w_k / sum_k a_k, and
@@ -89,14 +97,13 @@ class QFFL(Algorithm):
             squares[k] = float(away.double().square().sum())
         return fed.collect(squares)
 
-    def _of_late_too(
-        self, fed: Fleet, losses: dict[int, float], moved: dict[int, float]
+    def _with_late(
+        self, losses: dict[int, float], moved: dict[int, float]
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """Return F_k(w) and |w_k - w|^2 also of clients whose updates are under way."""
-        for k in fed.mine(list(losses)):
-            self.measured[k] = torch.tensor([losses[k], moved[k]], dtype=torch.float64)
-        mine = {k: tuple(measured.tolist()) for k, measured in self.measured.items()}
-        measured = fed.collect(mine)
-        losses = {k: loss for k, (loss, _) in measured.items()}
-        moved = {k: length for k, (_, length) in measured.items()}
+        """Return F_k(w) and |w_k - w|^2 of all clients, each of its last session."""
+        for k, loss in losses.items():
+            self.measured[k] = torch.tensor([loss, moved[k]], dtype=torch.float64)
+        of_clients = dict(enumerate(self.measured.tolist()))
+        losses = {k: loss for k, (loss, _) in of_clients.items()}
+        moved = {k: length for k, (_, length) in of_clients.items()}
         return losses, moved

@@ -346,7 +346,8 @@ class Fleet(FleetState):
             clients: Clients to merge.
             into: The server model that is replaced by the mean.
             weights: n_k, or 1 for all, or a weight of 0 or more per client, of any unit; fractions
-                are rounded to 2^-16 of the largest.
+                are rounded to 2^-16 of the largest. With `late: keep`, clients whose updates arrive
+                need one, too.
             tensors: Names of the tensors to merge; all by default. Integer buffers become the
                 largest of the clients'.
             sent: Clients that send their rows; the server holds the others'. All by default.
