@@ -24,7 +24,8 @@ from tests.configs.test_configs import ROOT, at_hand, files, lightfed, small, so
 
 __all__ = ["at_hand", "files", "sources"]  # fixtures
 
-PATHS = [ROOT / "configs" / f"{name}.yaml" for name in shipped.studies()]
+OF_OWNERS = "owners/unseen"  # of no paper, and with all of its configuration in one file
+PATHS = [ROOT / "configs" / f"{name}.yaml" for name in shipped.studies() if name != OF_OWNERS]
 by_study = pytest.mark.parametrize(
     "path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
@@ -146,6 +147,19 @@ def test_every_command_parses_and_is_on_equal_terms(
     for case in study.cases:
         every = commands(path, case)
         check_terms({name: Wanted.of(words) for name, words in every.items()}, study.differ)
+
+
+def test_people_who_never_train_are_studied_on_equal_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = ROOT / "configs" / f"{OF_OWNERS}.yaml"
+    study = study_of(path)
+    for case in study.cases:
+        every = commands(path, case)
+        wanted = {name: Wanted.of(words) for name, words in every.items()}
+        check_terms(wanted, study.differ)
+        assert {run.values["data.unseen"] for run in wanted.values()} == {0.2}
 
 
 def test_clients_of_few_classes_hold_two_of_forty_shards() -> None:

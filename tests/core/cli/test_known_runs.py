@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lightfed.cli import dependencies, known_runs
-from lightfed.utils import code_files
 from lightfed.cli.dependencies import Opened
 from lightfed.cli.known_runs import KnownRuns
 from lightfed.cli.wanted import Wanted
+from lightfed.utils import code_files
 from lightfed.utils.code_files import digest_of_file, modules_of_users
 from tests.forked import result_of
 
