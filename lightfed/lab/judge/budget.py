@@ -59,8 +59,12 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
+    global _limit, _jobs
     if not math.isfinite(_left_at_fork):
         return
+    # The CPU time of a process begins with it, and so does the budget of what it forks itself.
+    _limit = Budget(_left_at_fork)
+    _jobs = 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     # The limit is in whole seconds; 0 would be none at all on some systems.
     soft = max(1, math.ceil(_left_at_fork))

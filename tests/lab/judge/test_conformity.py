@@ -2,7 +2,9 @@
 
 import os
 import re
+import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,23 @@ def test_what_runs_out_of_the_budget_is_ended(tmp_path: Path) -> None:
     assert budget.left == 0.0
 
 
+def test_what_a_child_forks_gets_no_more_than_it_has_left() -> None:
+    """Whatever this process has used before: the CPU time of a process begins with it."""
+    while time.process_time() < 3:
+        pass
+    with limited(Budget(1.0), jobs=1):
+        pid = os.fork()
+        if pid == 0:
+            grandchild = os.fork()
+            if grandchild == 0:
+                soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
+                os._exit(soft)
+            _, status = os.waitpid(grandchild, 0)
+            os._exit(os.waitstatus_to_exitcode(status))
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+
+
 def test_a_child_gets_what_is_left_and_others_are_free() -> None:
     budget = Budget(0.1)
     with limited(budget, jobs=1):
@@ -53,8 +72,6 @@ def test_a_child_gets_what_is_left_and_others_are_free() -> None:
 
     pid = os.fork()
     if pid == 0:
-        import resource
-
         soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
         os._exit(soft != hard)
     _, status = os.waitpid(pid, 0)
