@@ -341,6 +341,8 @@ def test_every_configuration_trains_a_round(config: Path, files: Path, tmp_path:
 def test_a_header_names_the_command_of_its_own_file(config: Path) -> None:
     header = [line for line in config.read_text().splitlines() if line.startswith("#")]
     command = f"lightfed fit --config {config.relative_to(ROOT)}"
+    if config.parent.name == "judge":
+        command = "lightfed judge "  # it names its grounds by itself
     assert any(command in line for line in header)
 
 

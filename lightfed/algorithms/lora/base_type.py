@@ -86,7 +86,7 @@ def quantize(net: Any, trained: Sequence[str]) -> None:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise UserError(
-            "quantization", "int8, and torchao is missing", "pip install lightfed[quant]"
+            "quantization", "int8, and torchao is missing", "pip install torchao"
         ) from error
 
     output = None

@@ -92,7 +92,7 @@ class PeftClient(NetworkClient):
                 files have. By default a folder is loaded as float32, and what a function makes
                 stays as it is.
             quantization: "int8" holds the weights of linear layers, but not of the output layer, in
-                8 bits, by torchao (`pip install lightfed[quant]`). The rest has the type `dtype`.
+                8 bits, by torchao (the extra `quant`). The rest has the type `dtype`.
 
         Raises:
             UserError: A package is missing, the base cannot be loaded or held so, or peft cannot

@@ -58,7 +58,7 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alpha = settings["alpha"] * settings["feddyn"]
     algorithm = DepthFL(alpha, settings["kd"], not settings["extended"])
     run = Recorded("depthfl", name, algorithm, groups, names=names)
-    monkeypatch.setattr(run.fleet, "clients", len(depths) - 1)
+    monkeypatch.setattr(run.fleet, "seen", range(1, len(depths)))
     first_round = about["rounds"][0]["curr_round_counter"] - 1
     for t, _ in run.rounds(monkeypatch, first_round):
         close(algorithm.model.floats, run.row(f"r{t}/server"))
