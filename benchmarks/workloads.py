@@ -150,7 +150,7 @@ class Workload:
 
     def draws(self, t: int) -> Draws:
         """The draws of round t, by lightfed's names for them, so that all sides do equal work."""
-        chosen = participants(self.per_round, self.clients, seed=SEED, t=t)
+        chosen = participants(self.per_round, range(self.clients), seed=SEED, t=t)
         batch = [self._shuffled(k, t - 1, "gradient-order")[:BATCH_SIZE] for k in chosen]
         senders = torch.eye(len(chosen))
         if self.method == "DisPFL":
