@@ -103,7 +103,7 @@ def test_a_name_that_another_method_has_taken_is_told_apart(folder: Path) -> Non
         ("configs/digits/fedprox.yaml", "FedProx", "fedprox-digits"),
         ("configs/digits/fedavg.yaml", "FedProx", "fedprox-digits"),
         ("configs/heterofl/mnist.yaml", "HeteroFL", "heterofl-mnist"),
-        ("digits/mine.yaml", "FedAvg", "mine"),
+        ("digits/try7.yaml", "FedAvg", "try7"),  # no test has an algorithm of this name
         ("mine/fedavg.yaml", "FedAvg", "fedavg"),
         ("configs/dispfl/digits-fedavg.yaml", "FedAvg", "digits-fedavg"),
         ("configs/fedbcd/digits-i.yaml", "FedBCDI", "fedbcdi-digits-i"),
