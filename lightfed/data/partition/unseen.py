@@ -23,14 +23,18 @@ def check_unseen(given: Unseen) -> None:
             raise UserError(
                 key=KEY,
                 found=f"{given}",
-                fix="give a share from 0 to less than 1, as 0.2, or a list of clients",
+                fix="give a share from 0 to less than 1, such as 0.2, or a list of clients",
             )
         return
 
+    fix = "give a share, or a list of client numbers or of owners' names"
+    if isinstance(given, str):
+        raise UserError(KEY, repr(given), fix)
+
     known: set[int | str] = set()
-    for item in [given] if isinstance(given, str) else given:
-        if isinstance(given, str) or isinstance(item, bool) or not isinstance(item, int | str):
-            fix = "give a share, or a list of client numbers or of owners' names"
+    for item in given:
+        # True and False are whole numbers to Python.
+        if isinstance(item, bool) or not isinstance(item, int | str):
             raise UserError(KEY, repr(item), fix)
         if item in known:
             raise UserError(KEY, f"{item!r} twice", "name every client once")
