@@ -306,6 +306,21 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
             return None
         return fed.server_rows(model, clients)
 
+    def model_to_write(self, fed: Any, model: ServerModel) -> Rows | None:
+        """Return a server's model, which is not tested alone, as a module holds it, for its file.
+
+        A method overrides this if the server holds other values than a module, such as factors of
+        adapters that are multiplied by their scale.
+
+        Args:
+            fed: Makes the result, as in `models`.
+            model: The server's model.
+
+        Returns:
+            One row, whose personal tensors are not written; by default None: the server's row.
+        """
+        return None
+
     def newcomers(self, fed: Any, clients: Sequence[int]) -> Newcomers | None:
         """Return what the method has for clients that never take part (`data.unseen`).
 

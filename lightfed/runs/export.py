@@ -208,17 +208,18 @@ class _Exporter:
     def _write_servers(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Write the tested global model, and the server's other models as they are."""
         fleet = self._fleet
-        rows = fleet.algorithm.models(fleet, "global", [])
+        tested = fleet.algorithm.models(fleet, "global", [])
         for path, model in fleet.algorithm.named_modules():
             if not isinstance(model, ServerModel):
                 continue
 
             is_main = path == "model"
             name = "server" if is_main else f"server-{path}"
-            if is_main and rows is not None and len(rows.clients) == 1:
-                yield name, self._write_tested(name, rows, rows.clients[0])
+            if is_main and tested is not None and len(tested.clients) == 1:
+                yield name, self._write_tested(name, tested, tested.clients[0])
             else:
-                yield name, self._write_server_model(name, model)
+                rows = fleet.algorithm.model_to_write(fleet, model)
+                yield name, self._write_server_model(name, model, rows)
 
     def _write_client(self, client: int, name: str) -> dict[str, Any]:
         """Write the model that a client tests, in files of this name."""
@@ -289,19 +290,31 @@ class _Exporter:
                 self._save(f"besides/{name}", loose_buffers)
         return entry
 
-    def _write_server_model(self, name: str, model: ServerModel) -> dict[str, Any]:
-        """Write a server's model that is not tested alone, without what stays with clients."""
-        state = self._fleet.groups[0]
-        views = model.layout.floats.views(model.row.floats)
-        views |= model.layout.integers.views(model.row.integers)
+    def _write_server_model(
+        self, name: str, model: ServerModel, rows: Rows | None
+    ) -> dict[str, Any]:
+        """Write a server's model that is not tested alone, without what stays with clients.
+
+        `rows` has it as a module holds it. Without them, the module holds the server's own values.
+        """
+        if rows is None:
+            state = self._fleet.groups[0]
+            layout = model.layout
+            row = model.row
+        else:
+            state = self._group_of(rows)
+            layout = state.layout
+            row = rows.row(rows.clients[0])
+        views = layout.floats.views(row.floats) | layout.integers.views(row.integers)
 
         # Rows are float32 and int64, whatever the types of the module's buffers.
         type_of = {
             tensor_name: tensor.dtype for tensor_name, tensor in tensors_of(state.module).items()
         }
         tensors = {}
+        held = {entry.name for entry in (*model.layout.floats, *model.layout.integers)}
         for tensor_name, tensor in views.items():
-            if tensor_name not in self._fleet.personal:
+            if tensor_name in held and tensor_name not in self._fleet.personal:
                 tensors[tensor_name] = tensor.to(type_of.get(tensor_name, tensor.dtype))
 
         # Some models are a part of the client's module that the method has added, and not of the

@@ -729,11 +729,25 @@ class AdapterRule(Algorithm):
         if kind == "local":
             return None
 
+        if fed.personal and not clients:
+            return None  # clients have a head of their own, for example
+        return self._in_modules(fed, clients)
+
+    @override
+    def model_to_write(self, fed: Fleet, model: ServerModel) -> Rows | None:
+        """Return the server's adapters as the module with the greatest ranks holds them."""
+        return self._in_modules(fed, []) if model is self.model else None
+
+    def _in_modules(self, fed: Fleet, clients: Sequence[int]) -> Rows | None:
+        """Return the server's adapters as modules of clients hold them, cut to the clients' ranks.
+
+        Without clients, it is one row for the module of the group with the greatest ranks.
+        """
         ranks = [sum(adapter.rank for adapter in adapters) for adapters in self.adapters]
         widest = ranks.index(max(ranks))
         read_as = clients or [fed.places.home_groups.index(widest)]
         rows = fed.server_rows(self.model, read_as)
-        if rows is None or (fed.personal and not clients):
+        if rows is None:
             return None
 
         def read(some: Sequence[int]) -> Row:

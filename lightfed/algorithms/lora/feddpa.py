@@ -34,6 +34,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.local.hooks import SessionContext
 from lightfed.models.build import DataSpec
 from lightfed.state.rows import ModelKind, Moment, Row, Rows
+from lightfed.state.server_model import ServerModel
 from lightfed.utils.bounds import Part
 
 
@@ -228,7 +229,14 @@ class FedDPA(RankMean):
             return super().models(fed, kind, clients)
         if fed.personal - self.personal(fed.groups[0].module):
             return None  # a head, for example, that the user has made personal
+        return self._without_own(fed)
 
+    @override
+    def model_to_write(self, fed: Fleet, model: ServerModel) -> Rows | None:
+        return self._without_own(fed) if model is self.model else None
+
+    def _without_own(self, fed: Fleet) -> Rows:
+        """Return the server's adapters alone, in the module with the greatest ranks."""
         ranks = [sum(adapter.rank for adapter in adapters) for adapters in self.adapters]
         widest = ranks.index(max(ranks))
         state = fed.groups[widest]

@@ -178,6 +178,31 @@ def test_frozen_factors_of_unlike_rank_are_exported_with_their_clients(tmp_path:
         assert load_file(models / f"client{client}.safetensors")["body.down"].shape == (rank, 4)
 
 
+@pytest.mark.parametrize("rule", ["rankmean", "zeropad", "hetlora", "lorafair"])
+def test_the_server_beside_personal_heads_is_exported_as_modules_hold_it(
+    rule: str, tmp_path: Path
+) -> None:
+    """The server keeps s * B. Its file has B, as a network multiplies it by s."""
+    groups = [ClientGroup(1, partial(Net, rank)) for rank in (2, 3)]
+    algorithm = RULES[rule](adapters=NAMES)
+    root = Federation(
+        algorithm,
+        groups,
+        optimizer=partial(SGD, lr=0.1),
+        personal=["net.head."],
+        export=("server",),
+    )
+    fit(root, random_data([9, 9]), tmp_path)
+
+    file = load_file(tmp_path / "run" / "models" / "server.safetensors")
+    ((down, scaled_up),) = algorithm.server_factors()
+    assert {*file} == {"body.down", "body.up"}
+    assert torch.equal(file["body.down"], down.float())
+    scale = 2.0
+    torch.testing.assert_close(file["body.up"] * scale, scaled_up.float())
+    assert scaled_up.abs().sum() > 0
+
+
 def test_a_tied_base_may_have_adapters_that_are_averaged() -> None:
     run_round(fleet(Tied), 0)
 
