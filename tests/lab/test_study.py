@@ -168,6 +168,62 @@ def test_a_study_may_say_words_in_every_value(folder: Path) -> None:
     assert counts == {"two": 2, "four": 4}
 
 
+def words_of(written: dict[str, Any], case: str) -> dict[str, list[str]]:
+    """The words of each method's command but for the configuration and the name of the run."""
+    Path("unset.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+    words = {}
+    for method in study.methods_of("unset.yaml", study.read_study("unset.yaml"), case):
+        words[method.name] = [*method.words[4:]]
+    return words
+
+
+def test_null_unsets_a_key_of_the_common_configuration_or_of_the_case(folder: Path) -> None:
+    common = yaml.safe_load(BASE)
+    common["model"]["local_epochs"] = 3
+    written = {
+        **STUDY,
+        "common": common,
+        "cases": {
+            "as it is": {},
+            "steps": {"model.local_epochs": None, "model.local_steps": 2},
+            "many": {"data.batch_size": 7, "model.fraction": 0.5},
+        },
+        "methods": {"one": {}, "four": {"model.fraction": None}, "five": {"model.local_epochs": 5}},
+        "claims": [],
+    }
+    # Nobody has given the fraction, so that this null is a value, which the run's parser judges.
+    assert words_of(written, "as it is")["four"] == ["--model.fraction=null"]
+    assert words_of(written, "steps")["one"] == ["--model.local_steps=2"]
+    assert words_of(written, "many")["four"] == ["--data.batch_size=7"]
+
+    assert words_of(written, "steps")["five"] == ["--model.local_epochs=5", "--model.local_steps=2"]
+
+    # Both would be refused together.
+    one, *_ = study.methods_of("unset.yaml", study.read_study("unset.yaml"), "steps")
+    assert Wanted.of(one.words).values["model.local_steps"] == 2
+    assert common["model"]["local_epochs"] == 3
+
+
+def test_a_fault_is_said_once_for_each_method(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not once for each value that is searched."""
+    wrong = {
+        **STUDY,
+        "methods": {"one": {}, "four": {"model.local_epoch": 4}, "five": {"model.fraction": "x"}},
+        "tune": {"model.optimizer.init_args.lr": [0.1, 0.2, 0.3]},
+    }
+    (folder / "small.yaml").write_text(yaml.safe_dump(wrong, sort_keys=False))
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "small.yaml", "--case", "short"])
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[2:4] for line in errors] == [
+        ["four", "model.local_epoch"],
+        ["five", "model.fraction"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
