@@ -658,7 +658,7 @@ def table_of(
         for column in columns:
             head = text.readable(column)
             if column.endswith(UNTIL) and target is not None:
-                head = f"{column.removesuffix(UNTIL)} to {goal_of(target)}"
+                head = f"{text.readable(column.removesuffix(UNTIL))} to {goal_of(target)}"
             if column.endswith(UNTIL):
                 cells[head] = _until_text(group, column, target)
             else:

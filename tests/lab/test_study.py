@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from pandas import DataFrame
 from scipy.special import stdtr, stdtrit
 
 from lightfed.cli.command_line import main
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
 from lightfed.lab import study, sweep
-from lightfed.lab.contest import check_terms
+from lightfed.lab.contest import Held, check_terms
+from lightfed.lab.results.groups import Group
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import UserError
 from tests.docs.test_json import check
+from tests.lab.report.make_run import ENVIRONMENT, write_run
 from tests.lab.test_comparisons import BASE, GROUPS, folder
 
 __all__ = ["folder"]  # a fixture
@@ -110,6 +113,32 @@ def test_a_metric_that_no_run_has_ends_a_study_after_its_first_run(
         assert line.endswith(", which some runs do not have; see metrics.csv")
         # The second time, no run is trained to find that out.
         assert len(list(folder.glob("runs/*/metrics.csv"))) == 1
+
+
+def test_time_and_energy_to_a_target_are_columns_of_a_study(tmp_path: Path) -> None:
+    """Joules are those of single rounds, which add up; the virtual time is that since the start."""
+    groups = []
+    for name, joules in (("thrifty", 1.0), ("wasteful", 10.0)):
+        runs = []
+        for seed in (0, 1):
+            metrics = {
+                "global/accuracy": (0.1, 0.6, 0.7),
+                "joules": (joules, 2 * joules, 4 * joules),
+                "virtual_time": (1.0, 5.0, 9.0),
+            }
+            environment = {**ENVIRONMENT, "seed": seed, "rounds": 3}
+            path = tmp_path / f"{name}{seed}"
+            write_run(path, metrics=metrics, environment=environment, evaluations=None, counts=None)
+            runs.append(read(path))
+        groups.append(Group(name, tuple(runs), name))
+
+    columns = ["joules to target", "virtual_time to target"]
+    held = Held(groups, DataFrame(), "global/accuracy", [])
+    table = study.table_of(held, columns, {}, ("global/accuracy", 0.5))
+    goal = "to 50.00 % global accuracy"
+    assert table[f"joules {goal}"].tolist() == ["3 J +- 0 J", "30 J +- 0 J"]
+    assert table[f"virtual time {goal}"].tolist() == ["5.00 s +- 0 ms"] * 2
+    assert table["energy"].tolist() == ["7 J", "70 J"]
 
 
 # A study with words, of a configuration beside it.
