@@ -547,11 +547,20 @@ def methods_of(name: str, study: Study, case: str) -> list[Method]:
     Raises:
         UserError: a word has no value, or the common configuration is no file.
     """
+    of_case = study.cases[case]
     found = []
     for method, own in study.methods.items():
-        values = {**study.cases[case], **own}
+        values = {**of_case, **own}
         words = _words_of(values)
-        common = _configuration(_filled(study.common, words, study.path), study.path)
+        filled = _filled(study.common, words, study.path)
+        for key in [key for key, value in values.items() if value is None and "." in key]:
+            is_in_common, filled = _without(filled, key)
+            if is_in_common or of_case.get(key) is not None:
+                # The key is as if nobody had given it. Any other null is a value, which the run's
+                # parser takes or refuses.
+                del values[key]
+
+        common = _configuration(filled, study.path)
         run = file_name(path_of(name).stem, f"{case}-{method}")
 
         command = ["fit", "--config", common, f"--trainer.name={run}"]
@@ -563,6 +572,22 @@ def methods_of(name: str, study: Study, case: str) -> list[Method]:
             command.append(f"--{key}={written}")
         found.append(Method(method, tuple(command)))
     return found
+
+
+def _without(common: Any, key: str) -> tuple[bool, Any]:
+    """Return whether keys have this dotted key, and the keys without it.
+
+    Args:
+        common: Keys with keys below them, which are not changed. The name of a file has no key.
+        key: The key.
+    """
+    first, _, below = key.partition(".")
+    if not isinstance(common, Mapping) or first not in common:
+        return False, common
+    if not below:
+        return True, {name: value for name, value in common.items() if name != first}
+    is_there, rest = _without(common[first], below)
+    return is_there, {**common, first: rest}
 
 
 def _configuration(common: Mapping[str, Any] | str, path: Path) -> str:
@@ -633,7 +658,7 @@ def table_of(
         for column in columns:
             head = text.readable(column)
             if column.endswith(UNTIL) and target is not None:
-                head = f"{column.removesuffix(UNTIL)} to {goal_of(target)}"
+                head = f"{text.readable(column.removesuffix(UNTIL))} to {goal_of(target)}"
             if column.endswith(UNTIL):
                 cells[head] = _until_text(group, column, target)
             else:

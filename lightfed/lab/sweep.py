@@ -64,7 +64,8 @@ def checked(
 ) -> list[Wanted]:
     """Return what each command asks for; end the process if one of them cannot run.
 
-    There is a line for each fault before that.
+    There is a line for each fault before that. Commands of the same name with the same fault, such
+    as those of a method at all points of a search, share a line.
 
     Args:
         commands: The words of each command.
@@ -79,7 +80,7 @@ def each_once(
 ) -> list[Wanted]:
     """Return the runs that were read; see `checked`."""
     runs = []
-    has_faults = False
+    reported: set[str] = set()
     first_with: dict[tuple[str, ...], str] = {}  # names by what makes a run the same
     for name, result in zip(names, results, strict=True):
         fault = None
@@ -91,10 +92,12 @@ def each_once(
             if first is not name and not twins:
                 fault = UserError("trainer.name", f"the run of {first}", "give it another name")
         if fault is not None:
-            report(UserError(f"{name}: {fault.key}", fault.found, fault.fix))
-            has_faults = True
+            named = UserError(f"{name}: {fault.key}", fault.found, fault.fix)
+            if named.line not in reported:
+                report(named)
+            reported.add(named.line)
 
-    if has_faults:
+    if reported:
         sys.exit(UserError.status)
     return runs
 

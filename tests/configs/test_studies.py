@@ -24,8 +24,7 @@ from tests.configs.test_configs import ROOT, at_hand, files, lightfed, small, so
 
 __all__ = ["at_hand", "files", "sources"]  # fixtures
 
-OF_OWNERS = "owners/unseen"  # of no paper, and with all of its configuration in one file
-PATHS = [ROOT / "configs" / f"{name}.yaml" for name in shipped.studies() if name != OF_OWNERS]
+PATHS = [ROOT / "configs" / f"{name}.yaml" for name in shipped.studies()]
 by_study = pytest.mark.parametrize(
     "path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
@@ -153,13 +152,34 @@ def test_people_who_never_train_are_studied_on_equal_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = ROOT / "configs" / f"{OF_OWNERS}.yaml"
+    path = STUDIES / "unseen.yaml"
     study = study_of(path)
     for case in study.cases:
         every = commands(path, case)
         wanted = {name: Wanted.of(words) for name, words in every.items()}
         check_terms(wanted, study.differ)
         assert {run.values["data.unseen"] for run in wanted.values()} == {0.2}
+        assert {run.values["data.personal_test"] for run in wanted.values()} == {"owner"}
+
+
+def test_deadlines_are_studied_on_equal_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the policy differs, and each method has another one."""
+    monkeypatch.chdir(tmp_path)
+    path = STUDIES / "deadlines.yaml"
+    study = study_of(path)
+    assert study.validation > 0
+    for case in study.cases:
+        policies = []
+        others = []
+        for words in commands(path, case).values():
+            values = Wanted.of(words).values
+            policies.append({k: v for k, v in values.items() if k.startswith("model.policy")})
+            others.append({k: v for k, v in values.items() if k not in policies[-1]})
+        for index, policy in enumerate(policies):
+            assert policy not in policies[:index]
+            assert others[index] | {"trainer.name": ""} == others[0] | {"trainer.name": ""}
 
 
 def test_clients_of_few_classes_hold_two_of_forty_shards() -> None:

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from pandas import DataFrame
 from scipy.special import stdtr, stdtrit
 
 from lightfed.cli.command_line import main
 from lightfed.cli.shipped import ROOT
 from lightfed.cli.wanted import Wanted
 from lightfed.lab import study, sweep
-from lightfed.lab.contest import check_terms
+from lightfed.lab.contest import Held, check_terms
+from lightfed.lab.results.groups import Group
 from lightfed.lab.results.run import read
 from lightfed.utils.errors import UserError
 from tests.docs.test_json import check
+from tests.lab.report.make_run import ENVIRONMENT, write_run
 from tests.lab.test_comparisons import BASE, GROUPS, folder
 
 __all__ = ["folder"]  # a fixture
@@ -112,6 +115,32 @@ def test_a_metric_that_no_run_has_ends_a_study_after_its_first_run(
         assert len(list(folder.glob("runs/*/metrics.csv"))) == 1
 
 
+def test_time_and_energy_to_a_target_are_columns_of_a_study(tmp_path: Path) -> None:
+    """Joules are those of single rounds, which add up; the virtual time is that since the start."""
+    groups = []
+    for name, joules in (("thrifty", 1.0), ("wasteful", 10.0)):
+        runs = []
+        for seed in (0, 1):
+            metrics = {
+                "global/accuracy": (0.1, 0.6, 0.7),
+                "joules": (joules, 2 * joules, 4 * joules),
+                "virtual_time": (1.0, 5.0, 9.0),
+            }
+            environment = {**ENVIRONMENT, "seed": seed, "rounds": 3}
+            path = tmp_path / f"{name}{seed}"
+            write_run(path, metrics=metrics, environment=environment, evaluations=None, counts=None)
+            runs.append(read(path))
+        groups.append(Group(name, tuple(runs), name))
+
+    columns = ["joules to target", "virtual_time to target"]
+    held = Held(groups, DataFrame(), "global/accuracy", [])
+    table = study.table_of(held, columns, {}, ("global/accuracy", 0.5))
+    goal = "to 50.00 % global accuracy"
+    assert table[f"joules {goal}"].tolist() == ["3 J +- 0 J", "30 J +- 0 J"]
+    assert table[f"virtual time {goal}"].tolist() == ["5.00 s +- 0 ms"] * 2
+    assert table["energy"].tolist() == ["7 J", "70 J"]
+
+
 # A study with words, of a configuration beside it.
 OF_EACH = {"model.optimizer.init_args.lr": "{rate}", "model.local_epochs": "{epochs}"}
 WORDED: dict[str, Any] = {
@@ -166,6 +195,62 @@ def test_a_study_may_say_words_in_every_value(folder: Path) -> None:
         (groups,) = json.loads(method.words[-1].removeprefix("--model.clients="))
         counts[method.name] = groups["count"]
     assert counts == {"two": 2, "four": 4}
+
+
+def words_of(written: dict[str, Any], case: str) -> dict[str, list[str]]:
+    """The words of each method's command but for the configuration and the name of the run."""
+    Path("unset.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+    words = {}
+    for method in study.methods_of("unset.yaml", study.read_study("unset.yaml"), case):
+        words[method.name] = [*method.words[4:]]
+    return words
+
+
+def test_null_unsets_a_key_of_the_common_configuration_or_of_the_case(folder: Path) -> None:
+    common = yaml.safe_load(BASE)
+    common["model"]["local_epochs"] = 3
+    written = {
+        **STUDY,
+        "common": common,
+        "cases": {
+            "as it is": {},
+            "steps": {"model.local_epochs": None, "model.local_steps": 2},
+            "many": {"data.batch_size": 7, "model.fraction": 0.5},
+        },
+        "methods": {"one": {}, "four": {"model.fraction": None}, "five": {"model.local_epochs": 5}},
+        "claims": [],
+    }
+    # Nobody has given the fraction, so that this null is a value, which the run's parser judges.
+    assert words_of(written, "as it is")["four"] == ["--model.fraction=null"]
+    assert words_of(written, "steps")["one"] == ["--model.local_steps=2"]
+    assert words_of(written, "many")["four"] == ["--data.batch_size=7"]
+
+    assert words_of(written, "steps")["five"] == ["--model.local_epochs=5", "--model.local_steps=2"]
+
+    # Both would be refused together.
+    one, *_ = study.methods_of("unset.yaml", study.read_study("unset.yaml"), "steps")
+    assert Wanted.of(one.words).values["model.local_steps"] == 2
+    assert common["model"]["local_epochs"] == 3
+
+
+def test_a_fault_is_said_once_for_each_method(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not once for each value that is searched."""
+    wrong = {
+        **STUDY,
+        "methods": {"one": {}, "four": {"model.local_epoch": 4}, "five": {"model.fraction": "x"}},
+        "tune": {"model.optimizer.init_args.lr": [0.1, 0.2, 0.3]},
+    }
+    (folder / "small.yaml").write_text(yaml.safe_dump(wrong, sort_keys=False))
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "small.yaml", "--case", "short"])
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[2:4] for line in errors] == [
+        ["four", "model.local_epoch"],
+        ["five", "model.fraction"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Row(NamedTuple):
         """The row as text: the name, both means, and the difference with its interval."""
         title = text.readable(self.name)
         if self.goal:
-            title = f"{self.name.removesuffix(UNTIL)} to {self.goal}"
+            title = f"{text.readable(self.name.removesuffix(UNTIL))} to {self.goal}"
         if not self.whole:
             return title, self._text(self.a), self._text(self.b), text.NOTHING
 

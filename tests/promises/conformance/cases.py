@@ -235,6 +235,9 @@ _slow = Devices(flops=LogNormal(14.0, 1.0), up=9000.0, latency=0.1, delay=Expone
 _gone = replace(_slow, availability=Bernoulli(0.8), server_down=20000.0)
 _timed: dict[str, Any] = {"devices": _slow, "fraction": 1.0}
 
+# Their devices spend energy, of which a FLOP takes another amount on each.
+_spending = replace(_gone, joules_per_flop=LogNormal(-18.0, 1.0), joules_per_byte=1e-6)
+
 # Of seven clients two are awaited, so that the others' updates are under way when a run stops.
 _late: dict[str, Any] = _timed | {"policy": Policy(quorum=2, late="keep")}
 
@@ -260,6 +263,11 @@ CASES = {
         partial(FedAvg, "uniform"), federation=_timed | {
             "policy": Policy(dropout=0.4, partial="keep", deadline=4.0),
             "devices": replace(_slow, availability=OnOff(0.3, 0.6)),
+        },
+    ),
+    "devices_energy": Case(
+        FedAvg, federation=_timed | {
+            "devices": _spending, "policy": Policy(deadline=LearnedDeadline(0.6), late="keep"),
         },
     ),
     "devices_late": Case(

@@ -32,7 +32,19 @@ HOOKED = {
     name: COMBINATIONS[name]
     for name in ("fedavg_kept_gan", "fedavg_kept_callback", "fedavg_step_schedule")
 }
-EVERY = RUNS | HOOKED
+# What the server remembers between rounds besides its model: deadlines that it learns, updates that
+# have not arrived, and what clients have spent. And clients that train in evaluations alone, whose
+# turn is the one that dies in an evaluation.
+BEYOND = {
+    "learned deadline": CASES["devices_deadline_learned"],
+    "late rows": CASES["late_ditto"],
+    "unseen": COMBINATIONS["ditto_unseen"],
+    "local seconds": CASES["devices_seconds"],
+    "late sums": CASES["late_feddyn"],
+    "energy": CASES["devices_energy"],
+}
+GROUPS = {"plain": RUNS, "hooked": HOOKED, "beyond": BEYOND}
+EVERY = RUNS | HOOKED | BEYOND
 
 
 def start(name: str, folder: Path, ranks: int, before: Callable[[], None] = lambda: None) -> int:
@@ -125,9 +137,9 @@ def one_kill(
     return {"ranks": [ranks, later], "digest": result, "rounds": len(rounds) - 1}
 
 
-def main(folder: Path, kills: int, hooked: bool = False) -> None:
-    """Kill runs in turn, of modules with hooks or of others; writes kills.json."""
-    runs = HOOKED if hooked else RUNS
+def main(folder: Path, kills: int, group: str) -> None:
+    """Kill runs of a group of `GROUPS` in turn; writes kills.json."""
+    runs = GROUPS[group]
     draw = random.Random(7)
     results: dict[str, object] = {}
     for name in runs:

@@ -10,17 +10,18 @@ from tests.promises.conformance.killer import ROUNDS, main
 
 
 @pytest.mark.parametrize(
-    ("number", "hooked"),
+    ("number", "group"),
     [
-        (3, False),
-        pytest.param(6, True, marks=pytest.mark.matrix),
-        pytest.param(10, False, marks=pytest.mark.matrix),
+        (3, "plain"),
+        pytest.param(6, "hooked", marks=pytest.mark.matrix),
+        pytest.param(6, "beyond", marks=pytest.mark.matrix),
+        pytest.param(10, "plain", marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_job_resumes_to_the_bits_of_one_that_lived(
-    number: int, hooked: bool, tmp_path: Path
+    number: int, group: str, tmp_path: Path
 ) -> None:
-    in_new_process(main, tmp_path, number, hooked)
+    in_new_process(main, tmp_path, number, group)
     results = json.loads((tmp_path / "kills.json").read_text())
     kills = [(name, r["straight"], kill) for name, r in results.items() for kill in r["kills"]]
     assert len(kills) == number
