@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse.typing import PositiveInt
 
 from lightfed.cli.shipped import PREFIX, with_paths
 from lightfed.lab.contest import Grid, Held, Method, Needed, Way, hold
@@ -34,7 +33,7 @@ from lightfed.lab.search_options import (
     seed_list,
 )
 from lightfed.lab.several import several_numbers, show_several, together
-from lightfed.lab.sweep import add_execution, check_json
+from lightfed.lab.sweep import PositiveInt, add_execution, check_json
 from lightfed.lab.until import (
     DECIDED,
     Ended,
