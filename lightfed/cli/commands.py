@@ -20,7 +20,7 @@ COMMANDS = {
     "report": "lightfed.lab.report.command:main",
     "configs": "lightfed.cli.shipped:main",
     "sweep": "lightfed.lab.sweep_command:main",
-    "compare": "lightfed.lab.compare_command:main",
+    "compare": "lightfed.lab.compare:main",
     "study": "lightfed.lab.study:main",
     "judge": "lightfed.lab.judge.command:main",
     "export": "lightfed.lab.sharing.command:main",

@@ -46,7 +46,7 @@ class KnownRuns:
         self._circumstances = circumstances()
 
         # A guess. Where it is wrong, nothing is found, and nothing is kept.
-        self._root = root_of(commands[0]) if commands else Path(_DEFAULT_ROOT)
+        self._root = _root_of(commands[0]) if commands else Path(_DEFAULT_ROOT)
         name = hashlib.blake2b(json.dumps(self._commands).encode(), digest_size=8).hexdigest()
         self.path = self._root / FOLDER / f"{name}.json"
 
@@ -130,7 +130,7 @@ def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def root_of(words: Sequence[str]) -> Path:
+def _root_of(words: Sequence[str]) -> Path:
     """Return the folder of the runs as a command seems to name it, without its parser."""
     root: Any = _DEFAULT_ROOT
     with suppress(UserError, OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
