@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
+
+from typing_extensions import override
 
 from lightfed.cli.dependencies import Opened, circumstances
 from lightfed.cli.known_runs import FOLDER
@@ -105,8 +107,8 @@ class KnownOutput:
         """Note what is printed in a block, and the files that are read and written meanwhile."""
         self._files = _Touched()
         output, errors = sys.stdout, sys.stderr
-        sys.stdout = _Heard(output, self._printed.append)
-        sys.stderr = _Heard(errors, self._warned)
+        sys.stdout = cast(TextIO, _Heard(output, self._printed.append))
+        sys.stderr = cast(TextIO, _Heard(errors, self._warned))
         try:
             yield
         finally:
@@ -149,6 +151,7 @@ class _Touched(Opened):
         self._written: set[str] = set()
         super().__init__()
 
+    @override
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.rename":
             # Also that of `os.replace`, by which files are written as a whole.
