@@ -86,6 +86,7 @@ _NAMES = {
     "data.partition.schemes": (
         "Classes Dirichlet DirichletClient Diversity Iid Natural Partitioner Quantity Shards"
     ),
+    "networks.char_mlp": "CharMLP",
     "networks.charcnn": "CharCNN",
     "networks.cifar_resnet": "CIFARResNet ResNet18GN",
     "networks.cnn": "Conv SimpleCNN",

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401 - imported for others
 
+from lightfed.networks.char_mlp import CharMLP
 from lightfed.networks.charcnn import CharCNN
 from lightfed.networks.cifar_resnet import CIFARResNet, ResNet18GN
 from lightfed.networks.cnn import Conv, SimpleCNN
