@@ -23,6 +23,7 @@ from lightfed.networks import (
     VDCNN,
     VGG,
     CharCNN,
+    CharMLP,
     CIFARResNet,
     Conv,
     LeNet,
@@ -195,6 +196,7 @@ OTHERS = {
 NETWORKS: dict[str, Case] = {
     "CIFARResNet": Case(model=partial(CIFARResNet, depth=20, width=0.25), data=images),
     "CharCNN": Case(model=partial(CharCNN, width=0.03, hidden=16), data=letters),
+    "CharMLP": Case(model=partial(CharMLP, hidden=[16]), data=letters),
     "Conv": Case(model=_conv, data=_digits),
     "LeNet": Case(model=partial(LeNet, channels=(4, 6), hidden=(16, 8)), data=images),
     "MLP": Case(),
