@@ -738,14 +738,17 @@ class AdapterRule(Algorithm):
         """Return the server's adapters as the module with the greatest ranks holds them."""
         return self._in_modules(fed, []) if model is self.model else None
 
+    def widest_group(self) -> int:
+        """Return the position of the group with the greatest ranks."""
+        ranks = [sum(adapter.rank for adapter in adapters) for adapters in self.adapters]
+        return ranks.index(max(ranks))
+
     def _in_modules(self, fed: Fleet, clients: Sequence[int]) -> Rows | None:
         """Return the server's adapters as modules of clients hold them, cut to the clients' ranks.
 
         Without clients, it is one row for the module of the group with the greatest ranks.
         """
-        ranks = [sum(adapter.rank for adapter in adapters) for adapters in self.adapters]
-        widest = ranks.index(max(ranks))
-        read_as = clients or [fed.places.home_groups.index(widest)]
+        read_as = clients or [fed.places.home_groups.index(self.widest_group())]
         rows = fed.server_rows(self.model, read_as)
         if rows is None:
             return None

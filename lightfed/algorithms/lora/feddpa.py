@@ -237,8 +237,7 @@ class FedDPA(RankMean):
 
     def _without_own(self, fed: Fleet) -> Rows:
         """Return the server's adapters alone, in the module with the greatest ranks."""
-        ranks = [sum(adapter.rank for adapter in adapters) for adapters in self.adapters]
-        widest = ranks.index(max(ranks))
+        widest = self.widest_group()
         state = fed.groups[widest]
         reader = fed.places.home_groups.index(widest)
 

@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
 from lightfed.algorithms.fedavg import FedAvg
+from lightfed.algorithms.lora.adapter_rule import AdapterRule
 from lightfed.algorithms.lora.adapters import adapters_of
+from lightfed.algorithms.lora.feddpa import FedDPA
 from lightfed.algorithms.lora.fedexlora import FedExLoRA
 from lightfed.algorithms.lora.flexlora import FlexLoRA
 from lightfed.algorithms.lora.flora import FLoRA
@@ -178,13 +180,15 @@ def test_frozen_factors_of_unlike_rank_are_exported_with_their_clients(tmp_path:
         assert load_file(models / f"client{client}.safetensors")["body.down"].shape == (rank, 4)
 
 
-@pytest.mark.parametrize("rule", ["rankmean", "zeropad", "hetlora", "lorafair"])
+@pytest.mark.parametrize(
+    "rule", [*(RULES[name] for name in ("rankmean", "zeropad", "hetlora", "lorafair")), FedDPA]
+)
 def test_the_server_beside_personal_heads_is_exported_as_modules_hold_it(
-    rule: str, tmp_path: Path
+    rule: type[AdapterRule], tmp_path: Path
 ) -> None:
     """The server keeps s * B. Its file has B, as a network multiplies it by s."""
     groups = [ClientGroup(1, partial(Net, rank)) for rank in (2, 3)]
-    algorithm = RULES[rule](adapters=NAMES)
+    algorithm = rule(adapters=NAMES)
     root = Federation(
         algorithm,
         groups,
