@@ -23,6 +23,7 @@ from lightfed.utils.torch_private import (
     lazy_load_decompositions,
     maybe_get_bdim,
     maybe_get_level,
+    temporarily_pop_interpreter_stack,
     tree_map_only,
     vmap_increment_nesting,
 )
@@ -423,23 +424,16 @@ def _max_pool(layer: nn.MaxPool2d, level: int, x: Tensor) -> Tensor:
         return nn.MaxPool2d.forward(layer, x)
 
     if images.is_cpu and images.is_contiguous():
-        pooled, *_ = _PoolByChannels.apply(images, layer)
+        # `vmap` has no part in a function of all clients: its way of calling one costs more than
+        # the function does on small images.
+        with temporarily_pop_interpreter_stack():
+            pooled = _PoolByChannels.apply(images, layer)
     else:
         pooled = nn.MaxPool2d.forward(layer, images)
     return _add_batch_dim(pooled.unflatten(1, (-1, x.shape[1])), 1, level)
 
 
-class _OfClients(torch.autograd.Function):
-    """An operator on tensors of all clients, which `vmap` does not see."""
-
-    @staticmethod
-    @override
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        """Refuse tensors with an axis of `vmap`; torch asks for this method, and never calls it."""
-        raise NotImplementedError
-
-
-class _PoolByChannels(_OfClients):
+class _PoolByChannels(torch.autograd.Function):
     """Max-pooling on a CPU, whose kernel is fast in the memory format channels_last alone.
 
     The copies into that format and back take less than it saves. Outside of it nothing sees the
@@ -448,23 +442,13 @@ class _PoolByChannels(_OfClients):
 
     @staticmethod
     @override
-    def forward(images: Tensor, layer: nn.MaxPool2d) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the maxima of contiguous images (N, C, H, W), which are contiguous, too.
-
-        The positions of the maxima and a copy of the images, channels_last, are for `backward`.
-        """
+    def forward(ctx: Any, images: Tensor, layer: nn.MaxPool2d) -> Tensor:
+        """Return the maxima of contiguous images (N, C, H, W), which are contiguous, too."""
         by_channels = images.contiguous(memory_format=torch.channels_last)
         maxima, positions = F.max_pool2d_with_indices(by_channels, *_window(layer))
-        return maxima.contiguous(), positions, by_channels
-
-    @staticmethod
-    @override
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _, ctx.layer = inputs
-        _, positions, by_channels = output
+        ctx.layer = layer
         ctx.save_for_backward(by_channels, positions)
-        ctx.mark_non_differentiable(positions, by_channels)
-        ctx.set_materialize_grads(False)
+        return maxima.contiguous()
 
     @staticmethod
     @override
@@ -570,15 +554,16 @@ def _batch_norm_of_samples(
         weight = values.get(f"{path}.weight".lstrip("."), layer.weight).expand(clients, channels)
         bias = values.get(f"{path}.bias".lstrip("."), layer.bias).expand(clients, channels)
 
-    normalized, mean, variance = _NormOfClients.apply(
-        precise_x, weight, bias, real, counts, layer.eps
-    )
+    with temporarily_pop_interpreter_stack():  # see `_max_pool`
+        normalized, mean, variance = _NormOfClients.apply(
+            precise_x, weight, bias, real, counts, layer.eps
+        )
     if has_statistics and layer.track_running_stats:
         _update_statistics(layer, path, values, mean, variance, counts)
     return _add_batch_dim(normalized.to(x.dtype), 1, level)
 
 
-class _NormOfClients(_OfClients):
+class _NormOfClients(torch.autograd.Function):
     """Batch normalization of K clients by the statistics of their real samples.
 
     Written out, it would be a dozen operators in each direction, most of which read or write all
@@ -588,6 +573,7 @@ class _NormOfClients(_OfClients):
     @staticmethod
     @override
     def forward(
+        ctx: Any,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -598,6 +584,7 @@ class _NormOfClients(_OfClients):
         """Return the normalized samples, their means (K, C), and their variances (K, C).
 
         Args:
+            ctx: Keeps what `backward` needs.
             x: (B, K, C, *size).
             weight: (K, C); None for no affine transform.
             bias: (K, C), or None.
@@ -614,17 +601,12 @@ class _NormOfClients(_OfClients):
             x.flatten(1, 2), _flat(weight), _flat(bias), mean.flatten(), variance.flatten(),
             False, 0.0, eps, False,
         )  # fmt: skip
-        return normalized.unflatten(1, x.shape[1:3]), mean, variance
 
-    @staticmethod
-    @override
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        x, weight, _, real, counts, eps = inputs
-        _, mean, variance = output
         ctx.save_for_backward(x, weight, real, counts, mean, variance)
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
+        return normalized.unflatten(1, x.shape[1:3]), mean, variance
 
     @staticmethod
     @override

@@ -21,6 +21,7 @@ from torch._C._functorch import (
 from torch._dynamo import OptimizedModule
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.trace_rules import check as is_of_torch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
 
 # Classes that the layers of a kind have in common.

@@ -103,6 +103,31 @@ def test_a_tensor_in_vmap_says_what_it_is() -> None:
         assert private.maybe_get_level(x) != level
 
 
+def test_a_function_of_ones_own_can_leave_vmap_and_come_back() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Tensor:
+            return 2 * gradients[0]
+
+    x = torch.randn(CLIENTS, 4, requires_grad=True)
+    with private.vmap_increment_nesting(CLIENTS, "different") as level:
+        inner = private._add_batch_dim(x, 0, level)
+        with private.temporarily_pop_interpreter_stack():
+            doubled = Doubled.apply(private.get_unwrapped(inner))
+        again = private._add_batch_dim(doubled, 0, level)
+        # What was made before it is still of this level, and so is what is made afterwards.
+        total = private._remove_batch_dim((inner + again).sum(), level, CLIENTS, 0)
+
+    assert torch.allclose(total, 3 * x.sum(1))
+    total.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full_like(x, 3.0))
+
+
 def test_the_classes_of_layers() -> None:
     norms = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
     assert all(issubclass(kind, private._BatchNorm) for kind in norms)
