@@ -324,6 +324,9 @@ class Evaluation:
         self._reports = {kind: [] for kind in (*KINDS, *UNSEEN_KINDS)}
         for tests in self.tests_at_once.values():
             tests.start()
+        if not self._kinds:
+            return  # what a method prepares for its tests can take longer than a round
+
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.
         with torch.inference_mode(False), torch.no_grad():
             self._fleet.algorithm.evaluation_start(self._fleet)

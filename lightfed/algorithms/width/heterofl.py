@@ -70,6 +70,7 @@ class HeteroFL(Algorithm):
         statistics_batch_size: Count = 50,
         mask_token: bool = True,
         level_weights: list[Positive] | None = None,
+        statistics_samples: Count | None = None,
     ) -> None:
         """Set the paper's switches.
 
@@ -87,6 +88,9 @@ class HeteroFL(Algorithm):
                 as a label.
             level_weights: Relative probabilities of the groups in a dynamic draw. By default their
                 numbers of clients.
+            statistics_samples: About how many training samples estimate the BatchNorm statistics of
+                the global model, in batches evenly spaced over all of them. None for all, as in
+                the paper: with few participants, that pass takes longer than a round.
         """
         super().__init__()
         if statistics_batch_size < 2:  # one sample has no variance
@@ -98,6 +102,7 @@ class HeteroFL(Algorithm):
         self.mask = mask
         self.weights: Weights = weights
         self.statistics_batch_size = statistics_batch_size
+        self.statistics_samples = statistics_samples
         self.surplus_rows = mask_token
         self._tests: SliceTests
 
@@ -115,7 +120,12 @@ class HeteroFL(Algorithm):
 
     @override
     def setup(self, fed: Fleet) -> None:
-        self._tests = SliceTests(fed, batch_size=self.statistics_batch_size, masks=self.mask)
+        self._tests = SliceTests(
+            fed,
+            batch_size=self.statistics_batch_size,
+            samples=self.statistics_samples,
+            masks=self.mask,
+        )
         if self.level_weights is not None and len(self.level_weights) != len(fed.groups):
             raise UserError(
                 key=f"{KEY}.level_weights",

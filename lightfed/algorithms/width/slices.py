@@ -7,6 +7,7 @@ estimate batch-norm statistics.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import lightning.pytorch as L
@@ -205,15 +206,19 @@ class SliceTests:
     Args:
         fed: The clients.
         batch_size: Batch size of the passes that estimate statistics.
+        samples: About how many training samples estimate those of the global model; None for all.
         masks: Whether logits of absent labels are zero, HeteroFL's `mask`.
 
     Raises:
         UserError: Another group is wider than the first.
     """
 
-    def __init__(self, fed: Fleet, *, batch_size: int, masks: bool) -> None:
+    def __init__(
+        self, fed: Fleet, *, batch_size: int, samples: int | None = None, masks: bool
+    ) -> None:
         self._fed = fed
         self._batch_size = batch_size
+        self._samples = samples
         self._masks = masks
         self._classes = fed.data.num_classes
 
@@ -246,20 +251,28 @@ class SliceTests:
         return static
 
     def estimate_global(self, model: ServerModel) -> None:
-        """Estimate the global model's statistics on all training data; called on every rank."""
+        """Estimate the global model's statistics on training data; called on every rank."""
         fed = self._fed
         size = self._batch_size
-        num_batches = fed.data.train_batches(size)
-        numbers_on_this_rank = range(fed.ranks.rank, num_batches, fed.ranks.world)
+        numbers = self._batches_to_estimate_on(fed.data.train_batches(size))
+        numbers_on_this_rank = numbers[fed.ranks.rank :: fed.ranks.world]
         # Made one by one, because all of them may not fit into memory.
         batches = ((i, fed.data.train_batch(i, size)[0]) for i in numbers_on_this_rank)
 
         self._global.live.bind(model.row)
         self._global.estimate(
             batches,
-            sum_=lambda total: fed.ranks.sum_(total) / num_batches,
+            sum_=lambda total: fed.ranks.sum_(total) / len(numbers),
             seed=fed.seed,
         )
+
+    def _batches_to_estimate_on(self, num_batches: int) -> Sequence[int]:
+        """Return the numbers of the batches that estimate the global model's statistics."""
+        if self._samples is None:
+            return range(num_batches)
+        wanted = min(ceil(self._samples / self._batch_size), num_batches)
+        # Evenly spaced, because samples may be in the order of their labels.
+        return [i * num_batches // wanted for i in range(wanted)]
 
     def of_global(self, model: ServerModel, clients: Sequence[int]) -> Rows | None:
         """Return the global model, to be tested for the labels that each of some clients holds.

@@ -18,6 +18,7 @@ from lightfed.api.fleet import Fleet
 from lightfed.data.datamodule import FederatedDataModule
 from lightfed.data.partition.schemes import Iid
 from lightfed.datasets.vision import Digits
+from lightfed.engine.evaluation import Kind
 from lightfed.federation import Federation
 from lightfed.local.client_group import ClientGroup
 from lightfed.networks.cnn import Conv
@@ -204,6 +205,65 @@ def test_a_last_batch_of_one_sample_does_not_end_the_run() -> None:
     algorithm.evaluation_start(fleet)
     state = module_of(fleet, None).state_dict()
     assert state["net.layers.2.running_var"].isfinite().all()
+
+
+def test_statistics_of_some_samples_are_those_of_batches_evenly_spaced() -> None:
+    # 27 samples have batches 0 to 6, the last of three; two of 7 begin at 0 and at 3.
+    algorithm = HeteroFL(statistics_batch_size=4, statistics_samples=7)
+    fleet = fleet_of([ClientGroup(3, Flat, level="a")], algorithm, images([12, 9, 6]))
+    algorithm.evaluation_start(fleet)
+    found = module_of(fleet, None).state_dict()
+
+    x = torch.cat([fleet.data.train_batch(number, 4)[0] for number in range(7)])
+    assert len(x) == 27
+    weight = found["net.layers.1.weight"]
+    bias = found["net.layers.1.bias"]
+    batches = [
+        nn.functional.linear(x[start : start + 4].flatten(1), weight, bias) for start in (0, 12)
+    ]
+    mean = (batches[0].mean(0) + batches[1].mean(0)) / 2
+    variance = (batches[0].var(0) + batches[1].var(0)) / 2
+    torch.testing.assert_close(found["net.layers.2.running_mean"], mean)
+    torch.testing.assert_close(found["net.layers.2.running_var"], variance)
+
+
+def test_more_samples_than_there_are_estimate_the_statistics_of_all() -> None:
+    def statistics(samples: int | None) -> dict[str, Tensor]:
+        algorithm = HeteroFL(statistics_batch_size=4, statistics_samples=samples)
+        fleet = fleet_of([ClientGroup(3, Flat, level="a")], algorithm, images([12, 9, 6]))
+        algorithm.evaluation_start(fleet)
+        return module_of(fleet, None).state_dict()
+
+    of_all = statistics(None)
+    for name, value in statistics(1000).items():
+        assert torch.equal(value, of_all[name])
+    assert not torch.equal(
+        statistics(8)["net.layers.2.running_mean"], of_all["net.layers.2.running_mean"]
+    )
+
+
+@pytest.mark.parametrize(("evaluate", "evaluations"), [((), 0), (("global",), 2)])
+def test_statistics_are_estimated_only_where_something_is_tested(
+    evaluate: tuple[Kind, ...], evaluations: int, tmp_path: Path
+) -> None:
+    """The pass over all training samples takes longer than a round."""
+    started: list[int] = []
+
+    class Counted(HeteroFL):
+        @override
+        def evaluation_start(self, fed: Fleet) -> None:
+            started.append(1)
+            super().evaluation_start(fed)
+
+    federation = Federation(
+        Counted(),
+        [ClientGroup(2, partial(Conv, hidden=(4, 4)))],
+        optimizer=partial(SGD, lr=0.1),
+        evaluate=evaluate,
+        export=(),
+    )
+    fit(federation, FederatedDataModule(Digits(), Iid(), batch_size=64), tmp_path, rounds=2)
+    assert len(started) == evaluations
 
 
 def test_a_mask_that_no_step_comes_by_is_refused() -> None:

@@ -415,7 +415,9 @@ CASES = {
     ),
     "fml": Case(partial(FML, NormNet), _mlp),
     "heterofl": Case(HeteroFL, _conv, "abcde", federation={"fraction": 0.7}),
-    "heterofl_dynamic": Case(partial(HeteroFL, "dynamic"), _conv, "ace"),
+    "heterofl_dynamic": Case(
+        partial(HeteroFL, "dynamic", statistics_batch_size=4, statistics_samples=20), _conv, "ace"
+    ),
     "heterofl_dropout": Case(HeteroFL, _mlp, "ace"),
     "heterofl_drawn_statistics": Case(HeteroFL, dropped),
     "heterofl_fedadam": Case(
