@@ -322,3 +322,27 @@ def test_every_case_goes_through_nccl_before_one_goes_through_gloo(
         ("fedavg", "none"), ("fedavg", "nccl"), ("heterofl", "none"), ("heterofl", "nccl"),
         ("fedavg", "gloo"), ("heterofl", "gloo"),
     ]  # fmt: skip
+
+
+def test_the_rows_of_two_checkouts_name_scenarios_and_their_arguments() -> None:
+    import inspect
+
+    from beside import ROWS
+    from scenarios import SCENARIOS
+
+    for row in ROWS.values():
+        assert {side for pair in row.over for side in pair} <= {*row.sides}
+        for scenario in row.sides.values():
+            kind, *arguments = scenario.split(":")
+            inspect.signature(SCENARIOS[kind]).bind(None, *arguments)
+
+
+@pytest.mark.matrix
+def test_a_checkout_is_measured_beside_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    from beside import HERE, main
+
+    assert main([HERE, "--rows", "lora", "--passes", "1"]) == 0
+    assert main([HERE, "--profile", "lora"]) == 0
+    printed = capsys.readouterr().out
+    assert "now / before" in printed
+    assert "lightfed/packs/session.py" in printed
