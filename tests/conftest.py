@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -38,21 +37,7 @@ def pytest_collection_finish() -> None:
     from tests import forked  # it imports lightfed, which reads what is set below
 
     imports_end()
-    _walk_subclasses_once()
     forked.begin()
-
-
-def _walk_subclasses_once() -> None:
-    """Let all commands of a test process share what one has found of the classes that are imported.
-
-    Every command walks the subclasses of a module, an optimizer and so on once, and forgets them:
-    a user's process has one command, a process of tests hundreds.
-    """
-    catalog = sys.modules.get("lightfed.cli.catalog")
-    if catalog is not None:
-        walked = catalog.walked_once()
-        walked.__enter__()
-        atexit.register(walked.__exit__, None, None, None)
 
 
 # Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.
