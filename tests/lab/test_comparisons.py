@@ -18,8 +18,8 @@ from lightfed.lab.results.groups import Group
 from lightfed.lab.results.run import read
 from lightfed.utils.code_files import digest_of_file
 from lightfed.utils.errors import UserError
+from tests.lab.reading import check_once
 from tests.lab.report.make_run import ENVIRONMENT, write_run
-from tests.lab.test_sweep import check_here
 from tests.promises.refusals.mistakes import edited
 
 SMALL = {"model.algorithm": "FedAvg", "model.optimizer.init_args.lr": 0.1}
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return worst
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     monkeypatch.setattr(sweep, "run", run)
     (tmp_path / "run.yaml").write_text(BASE)
     return tmp_path

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ from lightfed.cli.command_line import main
 from lightfed.cli.wanted import LOGS, Wanted
 from lightfed.lab import sweep
 from lightfed.lab.runner import Outcome
-from lightfed.utils.errors import UserError
+from tests.lab.reading import check_once
 from tests.promises.refusals.mistakes import edited
 
 FIT = "fit --config run.yaml"
@@ -32,20 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def check_here(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
-    """As `check`, in this process."""
-    found: list[Wanted | UserError] = []
-    for words in commands:
-        try:
-            found.append(Wanted.of(words))
-        except UserError as error:
-            found.append(error)
-    return found
-
-
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     return folder
 
 
@@ -129,7 +117,7 @@ def test_the_worst_status_is_that_of_the_sweep(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "list").write_text("\n".join(f"{FIT} --model.seed {seed}" for seed in range(3)))
-    (runs,) = [check_here([[*FIT.split(), f"--model.seed={s}"] for s in range(3)])]
+    (runs,) = [check_once([[*FIT.split(), f"--model.seed={s}"] for s in range(3)])]
     ends = [Outcome(w, s, 1.0, "x") for w, s in zip(runs, (1, 2, 0), strict=True)]  # type: ignore[arg-type]
     monkeypatch.setattr(sweep, "run_all", lambda runs, jobs: iter(ends[:2]))
     assert status_of("list", "--jobs", "2") == 128 + signal.SIGINT
@@ -153,7 +141,7 @@ def test_missing_lines_are_submitted(here: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
     done = here / "runs" / "run"
     done.mkdir(parents=True)
-    (wanted,) = check_here([[*FIT.split(), "--model.seed", "2"]])
+    (wanted,) = check_once([[*FIT.split(), "--model.seed", "2"]])
     assert isinstance(wanted, Wanted)
     stated = {
         "name": "run",

@@ -15,9 +15,9 @@ from lightfed.lab.results.sequential import Design
 from lightfed.lab.until import design_of
 from lightfed.utils.errors import UserError
 from tests.docs.test_json import check
+from tests.lab.reading import check_once, read_all
 from tests.lab.report.make_run import write_run
 from tests.lab.test_comparisons import BASE
-from tests.lab.test_sweep import check_here
 
 COMMAND = ["compare", "run.yaml", "run.yaml", "--set-b", "model.local_epochs=2"]
 COMMAND += ["--metric", "train_loss", "--until", "decided"]
@@ -88,7 +88,7 @@ class Pretended:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     (tmp_path / "run.yaml").write_text(BASE)
     return tmp_path
 
@@ -260,7 +260,7 @@ def test_a_batch_is_submitted_for_each_look(
 
     def submit(file: Path, lines: Sequence[int], further: Any, *, jobs: int | None) -> int:
         batches.append(len(lines))
-        wanted = [Wanted.of(line.split()) for line in file.read_text().splitlines()]
+        wanted = read_all(file.read_text().splitlines())
         pretended.run(wanted, jobs=1)  # as the array does, after this command
         return 0
 
