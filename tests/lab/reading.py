@@ -44,9 +44,24 @@ def check_once(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
 
 
 def read_all(lines: Sequence[str]) -> list[Wanted]:
-    """What the lines of a list ask for; an AssertionError if one of them cannot be run."""
+    """What the lines of a list of a search ask for; an AssertionError if one cannot be run.
+
+    Lines that differ in their last words alone, the seed and the round of a pause, are read once.
+    """
     runs = []
-    for read in check_once([line.split() for line in lines]):
-        assert isinstance(read, Wanted), read
-        runs.append(read)
+    for line in lines:
+        words = line.split()
+        rounds = seed = None
+        if words[-1].startswith("--pause_after="):
+            rounds = int(words.pop().partition("=")[2])
+        if words[-1].startswith("--model.seed="):
+            seed = int(words.pop().partition("=")[2])
+
+        (run,) = check_once([words])
+        assert isinstance(run, Wanted), run
+        if seed is not None:
+            run = run.at(seed)
+        if rounds is not None:
+            run = run.up_to(rounds)
+        runs.append(run)
     return runs
