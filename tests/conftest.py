@@ -40,6 +40,11 @@ def pytest_collection_finish() -> None:
     forked.begin()
 
 
+# The files of a test need not outlive the machine. A run waits for the disk dozens of times, and
+# with thousands of files about, some of these waits take ten seconds. That files are flushed before
+# they are renamed is tested in tests/core/utils/test_atomic_io.py.
+os.fsync = lambda descriptor: None
+
 # Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
