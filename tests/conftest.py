@@ -6,8 +6,10 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,7 +39,18 @@ def pytest_collection_finish() -> None:
     from tests import forked  # it imports lightfed, which reads what is set below
 
     imports_end()
+    _read_packages_once()
     forked.begin()
+
+
+def _read_packages_once() -> None:
+    """Let all Trainers of a test process share what one has found of the installed packages.
+
+    Every Trainer of Lightning reads the metadata of all of them, to find callbacks.
+    """
+    registry = sys.modules.get("lightning.fabric.utilities.registry")
+    if registry is not None:
+        registry.entry_points = cache(registry.entry_points)
 
 
 # The files of a test need not outlive the machine. A run waits for the disk dozens of times, and
