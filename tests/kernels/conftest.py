@@ -1,7 +1,10 @@
 """The backend under test; what takes seconds in the interpreter is left to the matrix."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,19 +33,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_check_that_is_thrown_away() -> Iterator[None]:
-    """Let the interpreter not look for overflows, about which it would say nothing.
+def _nothing_in_vain() -> Iterator[None]:
+    """Leave out what the interpreter does in vain, which is more than half of what it takes.
 
-    It computes every operation on whole numbers once more in 64 bits. Then it drops the answer,
-    unless kernels are run with debug=True. That is more than half of what these tests take.
+    It computes every operation on whole numbers once more in 64 bits, and throws the answer away
+    unless kernels are run with debug=True. And for each launch it lists the members of Triton's
+    language, which are always the same.
     """
     if not INTERPRETED:
         yield
         return
-    from triton.runtime.interpreter import interpreter_builder
+    from triton.runtime import interpreter
 
-    options = interpreter_builder.options
+    builder = interpreter.interpreter_builder
+    options = builder.options
     assert not options.debug
-    interpreter_builder.options = replace(options, sanitize_overflow=False)
-    yield
-    interpreter_builder.options = options
+    listed = SimpleNamespace(**vars(inspect) | {"getmembers": cache(inspect.getmembers)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "options", replace(options, sanitize_overflow=False))
+        patch.setattr(interpreter, "inspect", listed)
+        yield
