@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -38,22 +39,24 @@ def pytest_collection_finish() -> None:
     from tests import forked  # it imports lightfed, which reads what is set below
 
     imports_end()
-    _walk_subclasses_once()
+    _read_packages_once()
     forked.begin()
 
 
-def _walk_subclasses_once() -> None:
-    """Let all commands of a test process share what one has found of the classes that are imported.
+def _read_packages_once() -> None:
+    """Let all Trainers of a test process share what one has found of the installed packages.
 
-    Every command walks the subclasses of a module, an optimizer and so on once, and forgets them:
-    a user's process has one command, a process of tests hundreds.
+    Every Trainer of Lightning reads the metadata of all of them, to find callbacks.
     """
-    catalog = sys.modules.get("lightfed.cli.catalog")
-    if catalog is not None:
-        walked = catalog.walked_once()
-        walked.__enter__()
-        atexit.register(walked.__exit__, None, None, None)
+    registry = sys.modules.get("lightning.fabric.utilities.registry")
+    if registry is not None:
+        registry.entry_points = cache(registry.entry_points)
 
+
+# The files of a test need not outlive the machine. A run waits for the disk dozens of times, and
+# with thousands of files about, some of these waits take ten seconds. That files are flushed before
+# they are renamed is tested in tests/core/utils/test_atomic_io.py.
+os.fsync = lambda descriptor: None
 
 # Kernels are interpreted where they cannot be compiled; Triton looks when it is first imported.
 if not torch.cuda.is_available():

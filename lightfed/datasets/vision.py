@@ -6,6 +6,7 @@ Papers differ in the constants of normalization and in augmentation. A preset na
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torchvision import datasets as published
 from typing_extensions import override
 
@@ -64,11 +66,7 @@ class Digits(Dataset):
 
     @override
     def load(self, split: Split) -> Samples:
-        # The package is found and not imported: that would take half a second of every run.
-        package = find_spec("sklearn")
-        assert package is not None
-        file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
-        table = np.loadtxt(file, delimiter=",")
+        table = _digits()
         images = table[:, :-1].reshape(-1, 8, 8)
         y = table[:, -1].astype(np.int64)
 
@@ -85,6 +83,18 @@ class Digits(Dataset):
         if self.image_size != 8:
             x = F.interpolate(x, size=(self.image_size, self.image_size), mode="bilinear")
         return Samples(x=x, y=torch.from_numpy(y[chosen]))
+
+
+@cache  # both splits are in one table, and runs of a process may read it again
+def _digits() -> NDArray[np.float64]:
+    """Return the pixels and the label of each digit, (1797, 65), which nobody may write to."""
+    # The package is found and not imported: that would take half a second of every run.
+    package = find_spec("sklearn")
+    assert package is not None
+    file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",")
+    table.setflags(write=False)
+    return table
 
 
 class OfficialFiles(Dataset):

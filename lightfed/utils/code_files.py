@@ -33,9 +33,13 @@ def digest_of_file(path: str) -> str | None:
 
 def modules_of_users() -> Iterator[str]:
     """Yield the files of imported modules that belong to no installed program."""
+    installed = _beginnings_of_installed()
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if not isinstance(name, str):
+            continue
+        # Nearly all of some thousands, so their paths are not made absolute first.
+        if name.startswith(installed) and ".." not in name:
             continue
         path = os.path.abspath(name)
         # Some modules of libraries, made in memory, name a file that does not exist.
@@ -45,18 +49,19 @@ def modules_of_users() -> Iterator[str]:
 
 def is_installed(path: str) -> bool:
     """Return whether `circumstances` covers a file: it belongs to an installed program."""
-    return path.startswith((*_folders_of_programs(), *_OF_THE_SYSTEM))
+    return path.startswith(_beginnings_of_installed())
 
 
 @cache
-def _folders_of_programs() -> tuple[str, ...]:
+def _beginnings_of_installed() -> tuple[str, ...]:
+    """Return what the paths of files of installed programs, and of the system, begin with."""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [sysconfig.get_path("scripts"), *map(str, own_folders())]
 
     found = []
     for folder in folders:
         found += [folder + os.sep, os.path.realpath(folder) + os.sep]
-    return tuple(dict.fromkeys(found))
+    return (*dict.fromkeys(found), *_OF_THE_SYSTEM)
 
 
 @cache

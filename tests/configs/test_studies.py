@@ -30,10 +30,12 @@ by_study = pytest.mark.parametrize(
 )
 
 
+@cache
 def study_of(path: Path) -> Study:
     return read_study(str(path))
 
 
+@cache
 def commands(path: Path, case: str) -> dict[str, tuple[str, ...]]:
     """The command of each method."""
     return {one.name: one.words for one in methods_of(str(path), study_of(path), case)}

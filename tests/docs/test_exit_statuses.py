@@ -18,7 +18,7 @@ from lightfed.cli import command_line
 from lightfed.lab import sweep
 from lightfed.lab.judge import conformity
 from lightfed.lab.runner import Outcome
-from tests.lab.test_sweep import check_here
+from tests.lab.reading import check_once
 from tests.small import quiet
 
 PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
@@ -183,7 +183,7 @@ def test_a_sweep_has_the_greatest_status_of_its_runs(
     Path("mine.sweep").write_text(
         "".join(f"fit --config mine.yaml --trainer.name r{n}\n" for n in range(2))
     )
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     monkeypatch.setattr(
         sweep,
         "run_all",

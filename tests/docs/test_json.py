@@ -17,7 +17,7 @@ from lightfed.lab import sweep
 from lightfed.lab.results.run import read
 from lightfed.lab.runner import Outcome
 from lightfed.utils.json_output import print_json
-from tests.lab.test_sweep import check_here
+from tests.lab.reading import check_once
 from tests.small import quiet
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -186,7 +186,7 @@ def test_a_sweep(
         yield Outcome(runs[1], 2, 1.5, "model.x: found; fix")
         yield Outcome(runs[0], 0, 0.0, "")
 
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     monkeypatch.setattr(sweep, "run_all", run_all)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
@@ -225,7 +225,7 @@ def test_a_study(
             command_line.main(list(wanted.words))
             yield Outcome(wanted, 0, 1.0, "")
 
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     monkeypatch.setattr(sweep, "run_all", run_all)
     found = printed(["study", "rates.yaml", "--json"], capsys)
     check(found, "study")

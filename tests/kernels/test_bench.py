@@ -59,6 +59,12 @@ def row(**changes: Any) -> measure.Row:
     return measure.Row(**(values | changes))
 
 
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks how fast anything is, so that what is copied need not exceed the cache."""
+    monkeypatch.setattr("bench.measure.SCRAP_BYTES", 2**16)
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str]]:
     status = command.main([str(argument) for argument in arguments])
     return status, capsys.readouterr().out.splitlines()

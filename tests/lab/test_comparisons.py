@@ -18,8 +18,9 @@ from lightfed.lab.results.groups import Group
 from lightfed.lab.results.run import read
 from lightfed.utils.code_files import digest_of_file
 from lightfed.utils.errors import UserError
+from tests.lab.pretended import Pretended
+from tests.lab.reading import check_once
 from tests.lab.report.make_run import ENVIRONMENT, write_run
-from tests.lab.test_sweep import check_here
 from tests.promises.refusals.mistakes import edited
 
 SMALL = {"model.algorithm": "FedAvg", "model.optimizer.init_args.lr": 0.1}
@@ -49,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return worst
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     monkeypatch.setattr(sweep, "run", run)
     (tmp_path / "run.yaml").write_text(BASE)
     return tmp_path
@@ -191,6 +192,7 @@ def test_a_comparison_that_is_there_needs_no_parser_until_a_run_is_missing(
         read_commands.clear()
         sides = ["run.yaml", "run.yaml", "--set-b", "model.local_epochs=2", "--json"]
         short = ["--set", "trainer.max_epochs=1", "--tune", "model.optimizer.lr=.1,.3"]
+        short += ["--metric", "train_loss"]
         with pytest.raises(SystemExit) as ended:
             main(["compare", *sides, *short, *words])
         assert ended.value.code == 0
@@ -198,11 +200,14 @@ def test_a_comparison_that_is_there_needs_no_parser_until_a_run_is_missing(
         return answer, len(read_commands)
 
     monkeypatch.setattr(sweep, "check", check)
-    # The first training of a process changes its environment. A command would be a new process.
+    pretended = Pretended({2: [0.5] * 101})  # seed 100 is that of the search
+    monkeypatch.setattr(sweep, "run", pretended.run)
+    # The imports of a process change its environment. A command would be a new process.
     monkeypatch.setattr(known_runs, "circumstances", dict)
     answer, commands = compared("--seeds", "0-1")
     assert commands == 4
     assert compared("--seeds", "0-1") == (answer, 0)
+    assert len(pretended.seeds) == 2  # the search, and what is compared
 
     # Another seed is not there, so all is read before it is trained.
     assert compared("--seeds", "0-2")[1] == 4

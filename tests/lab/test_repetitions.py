@@ -16,7 +16,8 @@ from lightfed.cli.wanted import Wanted
 from lightfed.lab import sweep
 from lightfed.testing.ranks import start_job, wait
 from tests.forked import in_new_process
-from tests.lab.test_sweep import check_here, results
+from tests.lab.reading import check_once
+from tests.lab.test_sweep import results
 from tests.promises.refusals.mistakes import edited
 
 CONV = {"class_path": "Conv", "init_args": {"hidden": [4]}}
@@ -46,7 +47,7 @@ def _train(words: Sequence[str], rank: int) -> None:
 
 def repeat(folder: Path, times: int) -> None:
     """All answers and runs of the comparison are equal, each in a folder of its own."""
-    sweep.check, sweep.run = check_here, run  # type: ignore[assignment]
+    sweep.check, sweep.run = check_once, run  # type: ignore[assignment]
     config, found = edited(SEVEN), set()
     for number in range(times * len(RANKS)):
         place = folder / str(number)

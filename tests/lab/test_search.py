@@ -19,11 +19,10 @@ from lightfed.lab.ranges import Range, drawn
 from lightfed.lab.results.run import read
 from lightfed.lab.runner import Outcome
 from lightfed.lab.search import HALVINGS, going_on_of, pause_of
-from lightfed.utils.errors import UserError
 from tests.docs.test_json import check
+from tests.lab.reading import check_once, read_all
 from tests.lab.report.make_run import write_run
 from tests.lab.test_comparisons import BASE
-from tests.lab.test_sweep import check_here
 from tests.lab.test_until import command
 
 ROUNDS = 8
@@ -115,18 +114,6 @@ class Trained:
             evaluations=None,
             counts=None,
         )
-
-
-# What commands ask for. All tests here have the same configuration, and to read it takes long.
-_KNOWN: dict[tuple[str, ...], Wanted | UserError] = {}
-
-
-def check_once(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
-    """As `check_here`, with every command read once."""
-    new = [words for words in commands if tuple(words) not in _KNOWN]
-    for words, found in zip(new, check_here(new), strict=True):
-        _KNOWN[tuple(words)] = found
-    return [_KNOWN[tuple(words)] for words in commands]
 
 
 @pytest.fixture
@@ -367,7 +354,7 @@ def test_a_search_on_a_cluster_is_submitted_halving_by_halving(
 
     def submit(file: Path, lines: Sequence[int], further: Any, *, jobs: int | None) -> int:
         batches.append(file.read_text().splitlines())
-        wanted = [Wanted.of(line.split()) for line in batches[-1]]
+        wanted = read_all(batches[-1])
         pretended.run(wanted, jobs=1)  # as the array does, after this command
         return 0
 
@@ -594,7 +581,8 @@ def test_a_trial_that_is_stopped_goes_on_with_the_bits_of_one_that_was_not(
         return 0
 
     monkeypatch.setattr(sweep, "run", run)
-    words = ["compare", "run.yaml", "run.yaml", "--set-b", "model.local_epochs=2"]
+    # Both sides are the same method, so that every run is trained once.
+    words = ["compare", "run.yaml", "run.yaml"]
     words += ["--set", "trainer.max_epochs=4", "--seeds", "0-1", "--metric", COLUMN]
     words += ["--tune", f"{LR}=log(0.001, 0.5)", "--trials", "4", "--trials-seed", "1", "--json"]
     status, out, _ = command(words, capsys)

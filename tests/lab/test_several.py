@@ -9,8 +9,9 @@ from lightfed.lab import sweep
 from lightfed.lab.results.run import read
 from lightfed.lab.results.sequential import Design
 from tests.docs.test_json import check
+from tests.lab.pretended import Pretended
 from tests.lab.test_comparisons import BASE
-from tests.lab.test_until import CLEAR, Pretended, command, folder
+from tests.lab.test_until import CLEAR, command, folder
 
 __all__ = ["folder"]  # a fixture
 

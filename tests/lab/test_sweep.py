@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,8 @@ from lightfed.cli.command_line import main
 from lightfed.cli.wanted import LOGS, Wanted
 from lightfed.lab import sweep
 from lightfed.lab.runner import Outcome
-from lightfed.utils.errors import UserError
+from tests.forked import run_script
+from tests.lab.reading import check_once
 from tests.promises.refusals.mistakes import edited
 
 FIT = "fit --config run.yaml"
@@ -32,20 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def check_here(commands: Sequence[Sequence[str]]) -> list[Wanted | UserError]:
-    """As `check`, in this process."""
-    found: list[Wanted | UserError] = []
-    for words in commands:
-        try:
-            found.append(Wanted.of(words))
-        except UserError as error:
-            found.append(error)
-    return found
-
-
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     return folder
 
 
@@ -64,6 +53,15 @@ def process(folder: Path, *words: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+# Makes a process that has been forked `lightfed sweep list`.
+AS_A_PROGRAM = """
+import sys
+from lightfed.cli.command_line import main
+sys.argv = ["lightfed", "sweep", "list"]
+main()
+"""
 
 
 def results(run: Path) -> dict[str, object]:
@@ -129,7 +127,7 @@ def test_the_worst_status_is_that_of_the_sweep(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "list").write_text("\n".join(f"{FIT} --model.seed {seed}" for seed in range(3)))
-    (runs,) = [check_here([[*FIT.split(), f"--model.seed={s}"] for s in range(3)])]
+    (runs,) = [check_once([[*FIT.split(), f"--model.seed={s}"] for s in range(3)])]
     ends = [Outcome(w, s, 1.0, "x") for w, s in zip(runs, (1, 2, 0), strict=True)]  # type: ignore[arg-type]
     monkeypatch.setattr(sweep, "run_all", lambda runs, jobs: iter(ends[:2]))
     assert status_of("list", "--jobs", "2") == 128 + signal.SIGINT
@@ -153,7 +151,7 @@ def test_missing_lines_are_submitted(here: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
     done = here / "runs" / "run"
     done.mkdir(parents=True)
-    (wanted,) = check_here([[*FIT.split(), "--model.seed", "2"]])
+    (wanted,) = check_once([[*FIT.split(), "--model.seed", "2"]])
     assert isinstance(wanted, Wanted)
     stated = {
         "name": "run",
@@ -189,15 +187,15 @@ def test_other_limits_are_another_run(folder: Path) -> None:
 
 
 def test_runs_of_a_sweep_have_the_bits_of_the_same_runs_alone(folder: Path) -> None:
-    """One process of its own, for all that needs one: that takes the seconds of its imports."""
+    """The sweep is a process of its own, which has computed nothing before."""
     lines = [f"{FIT} --model.seed {seed}" for seed in (0, 1)]
     failing = f"{FIT} --model.optimizer.init_args.lr 1e30 --model.max_failed_clients 0"
     (folder / "list").write_text("\n".join([*lines, failing]))
-    with process(folder, "list") as sweeping:
-        out, errors = sweeping.communicate(timeout=SECONDS)
-    assert sweeping.returncode == 2, errors
-    assert not errors
-    begins = [line.split(" ")[:2] for line in out.splitlines()]
+    (folder / "sweep.py").write_text(AS_A_PROGRAM)
+    swept = run_script(folder / "sweep.py", folder)
+    assert swept.returncode == 2, swept.stderr
+    assert not swept.stderr
+    begins = [line.split(" ")[:2] for line in swept.stdout.splitlines()]
     assert begins == [["1/3", "runs/run:"], ["2/3", "runs/run-2:"], ["3/3", "run:"]]
     (log,) = (folder / "runs" / LOGS).iterdir()
     assert log.name == Wanted.of(failing.split()).diverged.name
@@ -237,25 +235,31 @@ def test_a_finished_list_is_found_without_torch_until_its_configuration_changes(
 ) -> None:
     """What a command does that has nothing to do is not worth the seconds of an import."""
     (folder / "list").write_text(f"{FIT} --trainer.max_epochs 1 --trainer.name a\n")
-    program = (
-        "import sys; from lightfed.lab.sweep_command import main; status = main(sys.argv[1:]); "
-        "print(status, [m for m in ('torch', 'lightning', 'jsonargparse') if m in sys.modules])"
-    )
+    program = """
+import sys
+if sys.argv[1] == "without torch":
+    sys.modules["torch"] = None  # its import raises an ImportError
+from lightfed.lab.sweep_command import main
+status = main(sys.argv[2:])
+print(status, [m for m in ("torch", "lightning", "jsonargparse") if sys.modules.get(m)])
+"""
 
-    def swept(*words: str) -> list[str]:
-        command = [sys.executable, "-c", program, "list", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()
+    def swept(how: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", program, how, "list", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    of_training, status = swept()
+    trained = swept("with torch")
+    of_training, status = trained.stdout.splitlines()
     assert "finished in" in of_training
     assert status.startswith("0 ['torch', ")
 
-    assert swept()[-1] == "0 []"
-    line, status = swept("--line", "1")
+    again = swept("without torch")
+    assert again.stdout.splitlines()[-1] == "0 []", again.stderr
+    line, status = swept("without torch", "--line", "1").stdout.splitlines()
     assert (line, status) == ("runs/a is finished", "0 []")
 
+    # The list is read anew, for which it needs torch.
     (folder / "run.yaml").write_text(edited({"trainer.max_epochs": 2, "model.seed": 7}))
-    of_training, status = swept()
-    assert of_training.startswith("1/1 runs/a-2: ")
-    assert "finished in" in of_training
+    refused = swept("without torch")
+    assert refused.returncode != 0
+    assert "import of torch halted" in refused.stderr

@@ -2,93 +2,30 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 
 from lightfed.cli.command_line import main
-from lightfed.cli.wanted import Wanted
 from lightfed.lab import sweep
 from lightfed.lab.results.sequential import Design
 from lightfed.lab.until import design_of
 from lightfed.utils.errors import UserError
 from tests.docs.test_json import check
-from tests.lab.report.make_run import write_run
+from tests.lab.pretended import Pretended
+from tests.lab.reading import check_once, read_all
 from tests.lab.test_comparisons import BASE
-from tests.lab.test_sweep import check_here
 
 COMMAND = ["compare", "run.yaml", "run.yaml", "--set-b", "model.local_epochs=2"]
 COMMAND += ["--metric", "train_loss", "--until", "decided"]
 
 
-class Pretended:
-    """Runs that are written at once instead of being trained.
-
-    Attributes:
-        seeds: The seeds of each batch, by the order of batches.
-        gains: What a method with so many local epochs gains over that with one, in each seed.
-        failing: Seeds in which the others fail.
-    """
-
-    def __init__(self, gains: Mapping[int, Sequence[float]]) -> None:
-        self.seeds: list[list[int]] = []
-        self.gains = dict(gains)
-        self.failing: tuple[int, ...] = ()
-
-    def run(
-        self,
-        runs: Sequence[Wanted],
-        *,
-        jobs: int,
-        to: TextIO | None = None,
-        after: Callable[[Wanted], None] | None = None,
-    ) -> int:
-        """Stand for `sweep.run`."""
-        self.seeds.append([wanted.values["model.seed"] for wanted in runs])
-        status = 0
-        for wanted in runs:
-            seed = wanted.values["model.seed"]
-            epochs = wanted.values["model.local_epochs"]
-            if epochs > 1 and seed in self.failing:
-                status = 2
-                continue
-            loss = 2.0 + 0.1 * seed
-            if epochs > 1:
-                loss -= self.gains[epochs][seed]
-            environment = {
-                "name": wanted.name,
-                "config": wanted.digest,
-                "algorithm": "FedAvg",
-                "dataset": "Digits",
-                "clients": 3,
-                "groups": {"0": 3},
-                "rounds": 1,
-                "seed": seed,
-                "finished": {"rounds": 1, "limits": dict(wanted.limits)},
-                "experiment": {
-                    "digest": f"{epochs}",
-                    "settings": {"model.local_epochs": f"{epochs}"},
-                },
-            }
-            write_run(
-                wanted.root / f"{wanted.name}-{epochs}-{seed}",
-                metrics={"train_loss": (loss,), "bytes_up": (1,), "bytes_down": (1,)},
-                environment=environment,
-                config=None,
-                evaluations=None,
-                counts=None,
-            )
-            if after is not None:
-                after(wanted)
-        return status
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     (tmp_path / "run.yaml").write_text(BASE)
     return tmp_path
 
@@ -260,7 +197,7 @@ def test_a_batch_is_submitted_for_each_look(
 
     def submit(file: Path, lines: Sequence[int], further: Any, *, jobs: int | None) -> int:
         batches.append(len(lines))
-        wanted = [Wanted.of(line.split()) for line in file.read_text().splitlines()]
+        wanted = read_all(file.read_text().splitlines())
         pretended.run(wanted, jobs=1)  # as the array does, after this command
         return 0
 

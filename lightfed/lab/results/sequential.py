@@ -479,13 +479,19 @@ class Design:
 
         They are those of the paired differences over the seeds.
         """
-        below, above = 0.0, 1.0
-        while self.simulated(above)[0] < POWER:
-            above *= 2
-        for _ in range(12):
-            middle = (below + above) / 2
-            if self.simulated(middle)[0] < POWER:
-                below = middle
-            else:
-                above = middle
-        return above
+        return _detectable(self)
+
+
+@lru_cache(maxsize=64)  # the simulations take a tenth of a second, and all cases share a design
+def _detectable(design: Design) -> float:
+    """See `Design.detectable`."""
+    below, above = 0.0, 1.0
+    while design.simulated(above)[0] < POWER:
+        above *= 2
+    for _ in range(12):
+        middle = (below + above) / 2
+        if design.simulated(middle)[0] < POWER:
+            below = middle
+        else:
+            above = middle
+    return above

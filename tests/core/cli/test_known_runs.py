@@ -186,8 +186,8 @@ def noted(folder: Path) -> list[dict[str, str] | None]:
     """Return what is noted of an import, then after an edit, and by a later observer."""
     # Modules of the tests stand for those of an installed program.
     prefix = str(Path(__file__).parents[2]) + os.sep
-    programs = (*code_files._folders_of_programs(), prefix)
-    code_files._folders_of_programs = lambda: programs  # type: ignore[assignment]
+    programs = (*code_files._beginnings_of_installed(), prefix)
+    code_files._beginnings_of_installed = lambda: programs  # type: ignore[assignment]
     sys.path.insert(0, str(folder))
 
     # Tests before this one may have imported modules of users.

@@ -16,8 +16,8 @@ from lightfed.lab.judge import conformity
 from lightfed.lab.judge.budget import ENDED
 from lightfed.lab.judge.conformity import NotConforming
 from tests.docs.test_json import check
+from tests.lab.reading import check_once
 from tests.lab.report.make_run import write_run
-from tests.lab.test_sweep import check_here
 from tests.lab.test_until import command
 
 METHODS = "tests.lab.judge.methods"
@@ -94,7 +94,7 @@ class Pretended:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "check", check_here)
+    monkeypatch.setattr(sweep, "check", check_once)
     return tmp_path
 
 

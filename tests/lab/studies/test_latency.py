@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from lightfed.cli.command_line import run_program
 from lightfed.devices.delays import Constant, Delay, Exponential, LogNormal, Uniform, Weibull
 from lightfed.lab.studies.latency import Cloud, main
 from lightfed.utils.rng import numpy_generator
+from tests.forked import run_script
 from tests.small import GOLDEN
 
 REFERENCE = json.loads((GOLDEN / "fedbcd" / "latency_ratio.json").read_text())
@@ -125,11 +124,17 @@ def test_bad_input(words: list[str], key: str, capsys: pytest.CaptureFixture[str
     assert line.startswith(f"lightfed: error: {key}: ")
 
 
-def test_the_program_of_the_documents_prints_the_table() -> None:
+def test_the_program_of_the_documents_prints_the_table(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/commands.md").read_text()
-    (command,) = re.findall(r"^python (-m lightfed\.lab\.studies\.latency .*?) +#", page, re.M)
-    done = subprocess.run(
-        [sys.executable, *command.split()], capture_output=True, text=True, check=False
+    (command,) = re.findall(r"^python -m (lightfed\.lab\.studies\.latency .*?) +#", page, re.M)
+    module, *words = command.split()
+    # As `python -m` does, in a process that has been forked.
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import runpy, sys\n"
+        f"sys.argv[1:] = {words}\n"
+        f"runpy.run_module('{module}', run_name='__main__', alter_sys=True)\n"
     )
+    done = run_script(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Exponential(mean=1.0), 10 servers of 1 active device")

@@ -5,6 +5,7 @@ ranks. `pytest -m matrix` has all of them on 1, 2 and 4 ranks; there clients tra
 other, and in packs of two sizes wherever they can.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightfed.packs.packing import SideBySide
 from lightfed.testing.case import Case
 from lightfed.testing.conformance import Digests, check, digests_of
 from lightfed.testing.worker import Plan
+from tests.forked import in_new_process
 from tests.promises.conformance.cases import CASES, COMBINATIONS
 from tests.small import fit
 
@@ -69,7 +71,10 @@ PLAN = plan_of({name: EVERY[name] for name in KINDS}, (1, 2))
 
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
-    return digests_of(PLAN, tmp_path_factory.mktemp("kinds"))
+    with pytest.MonkeyPatch.context() as patch:
+        # The kit's own server of processes imports everything anew; see test_new_processes.py.
+        patch.setattr(sys.modules[digests_of.__module__], "in_new_process", in_new_process)
+        return digests_of(PLAN, tmp_path_factory.mktemp("kinds"))
 
 
 @pytest.mark.parametrize("name", KINDS)
