@@ -6,6 +6,7 @@ A process that has imported this module, and run nothing, can be forked for each
 import re
 import sys
 import warnings
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -80,12 +81,30 @@ def as_written(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """
     # The values come from the parser, which has checked them. One that has no text still raises:
     # it is no plain value.
-    text = parser.dump(config, skip_none=False, skip_validation=True)
+    plain = _with_plain_words(config)
+    text = parser.dump(plain, skip_none=False, skip_validation=True)
     written = yaml.load(text, Loader=_LOADER)
-    repaired: dict[str, Any] = _repaired(written, config.as_dict())
+    repaired: dict[str, Any] = _repaired(written, plain.as_dict())
     repaired.pop("ckpt_path", None)
     repaired.pop("pause_after", None)
     return repaired
+
+
+def _with_plain_words(value: Any) -> Any:
+    """Return a parsed value with the words of enumerations in place of their members.
+
+    The default of an argument of type `str` can be a member, as that of Lightning's `Timer`.
+    jsonargparse (as of 4.53) does not look for one there, and YAML cannot write it.
+    """
+    if isinstance(value, Enum) and isinstance(value, str):
+        return value.value
+    if isinstance(value, Namespace):
+        return Namespace({key: _with_plain_words(item) for key, item in vars(value).items()})
+    if type(value) is dict:
+        return {key: _with_plain_words(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_plain_words(item) for item in value)
+    return value
 
 
 def _repaired(written: Any, parsed: Any) -> Any:

@@ -285,6 +285,15 @@ def test_what_cannot_be_written_is_left_to_its_default(fit: ArgumentParser, tmp_
     assert written["model"]["clients"][0]["model"] == network
 
 
+def test_a_member_of_an_enumeration_is_written_as_its_word(fit: ArgumentParser) -> None:
+    """The default of Timer's `interval` is one, behind the type `str`."""
+    words = ["--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.callbacks+=Timer"]
+    written = as_written(fit, fit.parse_args(words))
+    assert written["trainer"]["callbacks"][-1]["init_args"]["interval"] == "step"
+    again = fit.parse_string(yaml.safe_dump(written))
+    assert as_written(fit, again) == written
+
+
 def test_the_file_of_a_resumed_run_names_no_checkpoint(fit: ArgumentParser) -> None:
     words = ["--config", str(ROOT / "configs/quickstart.yaml"), "--ckpt_path", "last"]
     assert "ckpt_path" not in as_written(fit, fit.parse_args(words))
