@@ -17,7 +17,8 @@ from lightfed.utils.torch_private import _BatchNorm
 # with adapters of a user's own can declare it as well.
 LAYERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
-    nn.ModuleDict,  # these two are never called: peft keeps its adapters in them
+    nn.ModuleList,  # these three are never called: others keep their parts in them
+    nn.ModuleDict,
     nn.ParameterDict,
     ParametrizationList,  # calls its parts, of which each has to be known
     nn.Identity,
@@ -54,15 +55,37 @@ PEFT_LAYERS: tuple[tuple[str, str], ...] = (
 )
 
 
-def has_known_loss(module: L.LightningModule) -> bool:
+# A network that computes its losses itself (`ClientModule`) is known if its class declares
+# `packs_losses`. Then its losses only call its layers, and operators on single samples, and are
+# means over the samples whose label is not this one, which torch's losses ignore: a pack fills up
+# small batches with such samples. tests/packs/test_losses.py compares each with clients alone.
+UNLABELLED = -100
+
+
+def is_cross_entropy(module: L.LightningModule) -> bool:
     """Return whether the module's loss is the cross-entropy of what its network returns."""
     return type(module) is ClientModule and not hasattr(module.net, "losses")
 
 
+def _unknown_loss(module: L.LightningModule) -> str:
+    """Return why the module's loss is not known; empty if it is."""
+    if type(module) is not ClientModule:
+        return f"{type(module).__name__} has its own training step"
+    if is_cross_entropy(module):
+        return ""
+
+    # `vars`, as for layers: a class that inherits the declaration may have other losses.
+    network = module.net
+    if not vars(type(network)).get("packs_losses", False) or "losses" in vars(network):
+        return f"{type(network).__name__} has its own losses"
+    return ""
+
+
 def unknown(module: L.LightningModule) -> str:
     """Return why `auto` does not know what the module's training step does; empty if it does."""
-    if not has_known_loss(module):
-        return f"{type(module).__name__} has its own training step"
+    obstacle = _unknown_loss(module)
+    if obstacle:
+        return obstacle
 
     network: Any = module.net
     obstacle = unknown_layer(network)
@@ -122,7 +145,7 @@ def may_mix_samples(module: L.LightningModule) -> bool:
     Those of a batch that was filled up, that is: a pack computes the statistics of known batch
     normalization from the others.
     """
-    if not has_known_loss(module):
+    if _unknown_loss(module):
         return True
 
     network: Any = module.net

@@ -20,6 +20,7 @@ from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.moon import MOON
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.peers.my1 import My1
 from lightfed.algorithms.peers.my2 import My2
@@ -283,6 +284,8 @@ CASES: dict[str, dict[str, Any]] = {
     "feddyn": {"algorithm": partial(FedDyn, 0.1)},
     "fednova": {"algorithm": partial(FedNova, 0.3, (1, 3)), "lr": 0.1},
     "ditto": {"algorithm": partial(Ditto, 0.5)},
+    "moon": {"algorithm": partial(MOON, pool=2)},
+    "moon of images": {"algorithm": MOON, "model": conv, "data": images},
     "fedbuff": {"algorithm": partial(FedBuff, CLIENTS)},
     "pfedme": {"algorithm": partial(PFedMe, 2.0, 3, 0.1)},
     "steps on every batch": {"algorithm": partial(PFedMe, 2.0, 3, 0.1), "model": Smooth},
