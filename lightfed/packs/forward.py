@@ -14,8 +14,9 @@ from typing_extensions import override
 from lightfed.local.logbook import check_mean
 from lightfed.local.optimizer import run_backward
 from lightfed.local.session import Autocast
+from lightfed.models.labelled import UNLABELLED
 from lightfed.packs import stacked
-from lightfed.packs.known_layers import UNLABELLED, is_cross_entropy
+from lightfed.packs.known_layers import is_cross_entropy
 from lightfed.packs.stacked import Views
 from lightfed.state.rows import ModelLayout
 

@@ -15,6 +15,11 @@ from lightfed.utils.torch_private import _BatchNorm
 # them with clients that train alone. A network of this package is known if its class declares
 # `packs`: then its forward only calls its layers, and operators that do not mix samples. A layer
 # with adapters of a user's own can declare it as well.
+#
+# A network that computes its losses itself (`ClientModule`) is known if its class also declares
+# `packs_losses`. Then its losses only call its layers, and operators on single samples, and are
+# means over the samples whose label is not UNLABELLED: a pack fills up small batches with others.
+# tests/packs/test_losses.py compares each with clients alone.
 LAYERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
     nn.ModuleList,  # these three are never called: others keep their parts in them
@@ -53,13 +58,6 @@ PEFT_LAYERS: tuple[tuple[str, str], ...] = (
     ("peft.tuners.lora.model", "LoraModel"),
     ("peft.tuners.lora.layer", "Linear"),
 )
-
-
-# A network that computes its losses itself (`ClientModule`) is known if its class declares
-# `packs_losses`. Then its losses only call its layers, and operators on single samples, and are
-# means over the samples whose label is not this one, which torch's losses ignore: a pack fills up
-# small batches with such samples. tests/packs/test_losses.py compares each with clients alone.
-UNLABELLED = -100
 
 
 def is_cross_entropy(module: L.LightningModule) -> bool:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.contrastive import Contrastive
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.moon import MOON, Contrast
@@ -20,6 +21,7 @@ from lightfed.packs.runner import _Buffers
 from lightfed.utils.errors import UserError
 from tests.packs.federations import CLIENTS, Residual, after, fleet, images
 from tests.small import run_round
+from tests.tiers import by_default
 
 
 def close(rows: Tensor, expected: Tensor) -> bool:
@@ -27,17 +29,34 @@ def close(rows: Tensor, expected: Tensor) -> bool:
     return torch.allclose(rows, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_auto_packs_moon_with_batches_of_other_sizes() -> None:
-    made = fleet("moon", "auto")
-    assert list(made.training.side_by_side.values()) == [64]
+DECLARED = (
+    "moon", "moon of images", "fd", "fd of raw logits", "fedgh", "fedproto", "fedtgp", "fedkd",
+    "fedkd of htfllib", "fedmrl", "fml", "fml of htfllib", "fedapen", "depthfl",
+)  # fmt: skip
+# The others have the same networks.
+QUICK = ("moon", "moon of images", "fd", "fedproto", "fedkd", "fedmrl", "fml", "fedapen", "depthfl")
+
+
+@pytest.mark.parametrize("name", by_default(DECLARED, *QUICK))
+def test_auto_packs_declared_losses_with_batches_of_other_sizes(name: str) -> None:
+    made = fleet(name, "auto")
+    assert unknown(made.groups[0].module) == ""
     made.open_round()
     (pack,) = made.packs.form(made.client_sessions, range(CLIENTS), 0)
     assert sorted(pack) == list(range(CLIENTS))
 
     rows, metrics = after(made, rounds=3)
-    expected_rows, expected_metrics = after(fleet("moon", "off"), rounds=3)
+    expected_rows, expected_metrics = after(fleet(name, "off"), rounds=3)
     assert close(rows, expected_rows)
     assert metrics == pytest.approx(expected_metrics, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["pfedmoe", "apfl"])
+def test_other_losses_train_alone_under_auto(name: str) -> None:
+    """Its gate normalizes by the batch in its own way; and its networks take turns."""
+    changes: dict[str, Any] = {"algorithm": APFL} if name == "apfl" else {}
+    (reason,) = fleet("mlp" if changes else name, "auto", **changes).training.side_by_side.values()
+    assert isinstance(reason, str)
 
 
 @pytest.mark.parametrize("data", ["vectors", "images"])
