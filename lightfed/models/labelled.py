@@ -35,7 +35,7 @@ def loss_of_labelled(
     """Return the mean of a loss over the samples that have a label, ().
 
     Args:
-        loss: A loss of torch, such as `F.mse_loss`.
+        loss: A loss of torch, such as the mean squared error.
         outputs: What it compares with the targets, (B, ...).
         targets: (B, ...), of the same shape.
         y: Labels (B,).
