@@ -73,8 +73,7 @@ class Contrastive(SplitNetwork):
         """Begin a session: copy the extractor's tensors from the rows, (P,) each, of models."""
         self.models = len(rows)
         for model, row in zip(self._frozen_models(), rows, strict=False):
-            views = [row[e.offset : e.offset + e.numel].view(e.shape) for e in self._entries]
-            torch._foreach_copy_(model.tensors(), views)
+            model.copy_(row, self._entries)
         self.in_session.fill_(True)
         # A callback may have given the extractor other layers since the last session.
         self._substitution = None
@@ -128,6 +127,15 @@ class FrozenTensors(nn.Module):
         """Make room for tensors of these shapes."""
         for position, shape in enumerate(shapes):
             self.register_buffer(str(position), torch.zeros(shape, device=device), persistent=False)
+
+    def copy_(self, row: Tensor, entries: Sequence[Entry]) -> None:
+        """Copy the tensors at these entries of a row, (P,)."""
+        views = []
+        for entry in entries:
+            elements = row[entry.offset : entry.offset + entry.numel]
+            views.append(elements.view(entry.shape))
+        if views:  # an extractor may have no tensors
+            torch._foreach_copy_(self.tensors(), views)
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors."""

@@ -15,6 +15,7 @@ from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.moon import MOON, Contrast
 from lightfed.models.client_module import ClientModule
 from lightfed.models.split import SplitNetwork
+from lightfed.networks import MLP
 from lightfed.packs import packing
 from lightfed.packs.known_layers import may_mix_samples, unknown
 from lightfed.packs.runner import _Buffers
@@ -78,6 +79,15 @@ def test_clients_that_come_and_go_have_their_own_previous_models(
     expected = trained("off")
     for most in (CLIENTS, 3):
         assert close(trained(most), expected)
+
+
+@pytest.mark.parametrize("side_by_side", ["off", "auto"])
+def test_a_network_that_is_its_head_has_nothing_to_freeze(side_by_side: Any) -> None:
+    """All models have the same representations, so that the contrast has no gradient."""
+    linear = partial(MLP, hidden=())
+    of_moon, _ = after(fleet("moon", side_by_side, model=linear), rounds=3)
+    of_fedavg, _ = after(fleet("mlp", side_by_side, model=linear), rounds=3)
+    assert close(of_moon, of_fedavg)
 
 
 def test_frozen_models_of_another_client_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
