@@ -14,7 +14,8 @@ from lightfed.utils.torch_private import _BatchNorm
 # The layers that `model.side_by_side: auto` packs. tests/packs/test_what_packs.py compares each of
 # them with clients that train alone. A network of this package is known if its class declares
 # `packs`: then its forward only calls its layers, and operators that do not mix samples. A layer
-# with adapters of a user's own can declare it as well.
+# with adapters of a user's own can declare it as well. A layer that mixes the samples of a batch
+# declares "even": then clients share a pack only if their batches are equally large.
 #
 # A network that computes its losses itself (`ClientModule`) is known if its class also declares
 # `packs_losses`. Then its losses only call its layers, and operators on single samples, and are
@@ -49,6 +50,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.SiLU,
     nn.Sigmoid,
     nn.Tanh,
+    nn.Softmax,
 )
 
 # The adapters of linear layers in peft, and what wraps a network that has them, by the module that
@@ -116,6 +118,9 @@ def unknown_layer(network: nn.Module) -> str:
         if isinstance(layer, _BatchNorm) and layer.momentum is None:
             return f"{name} has no momentum"
 
+        if isinstance(layer, nn.Softmax) and layer.dim not in (1, -1):
+            return f"{name} may mix samples"
+
         # Such as DoRA's, which computes other things; and a forward that first takes adapters out
         # of the weight that all clients share.
         if getattr(layer, "lora_variant", None) or getattr(layer, "merged", False) is True:
@@ -147,7 +152,12 @@ def may_mix_samples(module: L.LightningModule) -> bool:
         return True
 
     network: Any = module.net
-    return bool(unknown_layer(network))
+    return bool(unknown_layer(network)) or has_mixing_layers(network)
+
+
+def has_mixing_layers(network: nn.Module) -> bool:
+    """Return whether a layer declares that it mixes the samples of a batch."""
+    return any(vars(type(layer)).get("packs") == "even" for layer in network.modules())
 
 
 def listens_to_gradients(layer: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from lightfed.algorithms.apfl import APFL
 from lightfed.algorithms.contrastive import Contrastive
 from lightfed.algorithms.fedbuff import FedBuff
 from lightfed.algorithms.moon import MOON, Contrast
+from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.models.client_module import ClientModule
 from lightfed.models.split import SplitNetwork
 from lightfed.networks import MLP
@@ -20,7 +21,7 @@ from lightfed.packs import packing
 from lightfed.packs.known_layers import may_mix_samples, unknown
 from lightfed.packs.runner import _Buffers
 from lightfed.utils.errors import UserError
-from tests.packs.federations import CLIENTS, Residual, after, fleet, images
+from tests.packs.federations import CLIENTS, Residual, after, fleet, images, mlp
 from tests.small import run_round
 from tests.tiers import by_default
 
@@ -52,12 +53,29 @@ def test_auto_packs_declared_losses_with_batches_of_other_sizes(name: str) -> No
     assert metrics == pytest.approx(expected_metrics, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["pfedmoe", "apfl"])
-def test_other_losses_train_alone_under_auto(name: str) -> None:
-    """Its gate normalizes by the batch in its own way; and its networks take turns."""
-    changes: dict[str, Any] = {"algorithm": APFL} if name == "apfl" else {}
-    (reason,) = fleet("mlp" if changes else name, "auto", **changes).training.side_by_side.values()
-    assert isinstance(reason, str)
+@pytest.mark.parametrize("gate", ["paper", "half"])
+def test_layers_that_mix_samples_need_batches_of_one_size(gate: Any) -> None:
+    """The gate of pFedMoE normalizes by the batch, in its own way; a fixed one does not."""
+    sizes = [6, 9, 6, 6, 9, 6, 6, 9, 6]
+    algorithm = partial(PFedMoE, mlp, gate_units=8, gate=gate)
+    made = fleet("pfedmoe", "auto", sizes, algorithm=algorithm)
+    assert unknown(made.groups[0].module) == ""
+    assert may_mix_samples(made.groups[0].module) == (gate == "paper")
+    made.open_round()
+    packs = made.packs.form(made.client_sessions, range(len(sizes)), 0)
+    lengths = sorted(len(pack) for pack in packs)
+    assert lengths == ([6] if gate == "paper" else [9])  # three clients are too few
+
+    rows, metrics = after(made)
+    alone = fleet("pfedmoe", "off", sizes, algorithm=algorithm)
+    expected_rows, expected_metrics = after(alone)
+    assert close(rows, expected_rows)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-5)
+
+
+def test_networks_that_take_turns_train_alone() -> None:
+    (reason,) = fleet("mlp", "auto", algorithm=APFL).training.side_by_side.values()
+    assert "side_by_side" in str(reason)
 
 
 @pytest.mark.parametrize("data", ["vectors", "images"])

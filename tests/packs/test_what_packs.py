@@ -90,7 +90,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
     "activations": (
         flat(
             nn.ReLU(inplace=True), nn.LeakyReLU(), nn.ELU(), nn.GELU(), nn.SiLU(inplace=True),
-            nn.Sigmoid(), nn.Tanh(), nn.Identity(), nn.Dropout(0.0),
+            nn.Sigmoid(), nn.Tanh(), nn.Identity(), nn.Dropout(0.0), nn.Softmax(1),
         ),
         False,
     ),
@@ -214,6 +214,9 @@ UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "merged adapters": (lambda: merged(adapted()()), "merged adapters"),
     "tied layers": (changed(lambda net: setattr(net[1], "weight", net[0].weight)), "share"),
     "a forward of its own": (changed(patch), "hooks"),
+    "a softmax over samples": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)), "may mix samples",
+    ),
     "a mean of all batches": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), "momentum",
     ),
