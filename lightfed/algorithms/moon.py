@@ -52,6 +52,7 @@ class Contrast(LocalPenalty):
     """
 
     stateful = True
+    side_by_side = True
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5, pool: Count = 1) -> None:
         """Set the contrast.
@@ -75,7 +76,8 @@ class Contrast(LocalPenalty):
                 fix="choose another",
             )
         network = split(client.net, blank(data, samples=2), key="model.clients")
-        client.net = Contrastive(network, mu=self.mu, temperature=self.temperature)
+        most = 1 + self.pool  # the received model, and previous ones
+        client.net = Contrastive(network, mu=self.mu, temperature=self.temperature, most=most)
 
     @override
     def setup(self, fed: Any) -> None:
@@ -84,22 +86,31 @@ class Contrast(LocalPenalty):
         for state in fed.groups:
             # The frozen models, the received one and the pool, run forward only.
             state.set_flops(state.flops * (1 + (1 + self.pool) / state.passes))
+            self._make_room(state, fed.device)
+
+    @staticmethod
+    def _make_room(state: GroupState, device: torch.device) -> None:
+        """Make room in a group's network for the tensors of frozen models."""
+        prefix = "net.extractor."
+        entries = []
+        names = []
+        for entry in state.layout.floats:
+            if entry.name.startswith(prefix):
+                entries.append(entry)
+                names.append(entry.name.removeprefix(prefix))
+        net: Any = state.module.net
+        net.make_room(entries, names, device)
+
+    @override
+    def pack_key(self, fed: Any, client: int, t: int) -> int:
+        # A client that trains a second time in a round has one model more than others, as long as
+        # the pool is not full.
+        return len(self._previous_models(client, t, fed.state(client)))
 
     @override
     def session_start(self, s: SessionContext) -> None:
-        received = s.row.floats.clone()
-        models = [received, *self._previous_models(s.client, s.round, s.group)]
-
-        prefix = "net.extractor."
-        frozen = []
-        for model in models:
-            extractor = {}
-            for name, tensor in s.group.layout.floats.views(model).items():
-                if name.startswith(prefix):
-                    extractor[name.removeprefix(prefix)] = tensor
-            frozen.append(extractor)
         net: Any = s.module.net
-        net.frozen = frozen
+        net.freeze([s.row.floats, *self._previous_models(s.client, s.round, s.group)])
 
     def _previous_models(self, client: int, t: int, group: GroupState) -> list[Tensor]:
         """Return the client's model after each of the last rounds before round t.

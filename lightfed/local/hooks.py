@@ -1,7 +1,7 @@
 """The hooks that an author overrides, and the context of a session that is passed to them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,6 +97,19 @@ class SessionHooks:
 
         Draws from torch's default generator are the same for all groups.
         """
+
+    def pack_key(self, fed: Any, client: int, t: int) -> Hashable:
+        """Return what a client must have in common with the others of its pack.
+
+        Clients train side by side only if this is equal for all of them. So it can be kept in an
+        attribute of the module during their sessions.
+
+        Args:
+            fed: The federation.
+            client: A client of this rank, whose session has not begun.
+            t: The round.
+        """
+        return None
 
     def session_start(self, s: SessionContext) -> None:
         """Called before a client's session, with its module bound to its row."""

@@ -44,7 +44,8 @@ class ClientModule(NetworkClient):
     Args:
         net: The network, which maps inputs (B, ...) to logits (B, num_classes). If it has a method
             `losses(inputs, labels)`, training minimizes the sum of the losses that this returns by
-            name. If it has `figures(inputs, labels)`, evaluation reports the returned numbers too.
+            name; `lightfed.packs.known_layers` says what `packs_losses` declares about them. If it
+            has `figures(inputs, labels)`, evaluation reports the returned numbers too.
         num_classes: The number of classes C.
     """
 

@@ -21,6 +21,8 @@ class SplitNetwork(nn.Module):
         feature_dim: The number of features.
     """
 
+    packs = True  # see lightfed.packs.known_layers
+
     def __init__(self, extractor: nn.Module, head: nn.Module, *, feature_dim: int) -> None:
         super().__init__()
         self.extractor = extractor

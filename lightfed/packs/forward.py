@@ -14,8 +14,9 @@ from typing_extensions import override
 from lightfed.local.logbook import check_mean
 from lightfed.local.optimizer import run_backward
 from lightfed.local.session import Autocast
+from lightfed.models.labelled import UNLABELLED
 from lightfed.packs import stacked
-from lightfed.packs.known_layers import has_known_loss
+from lightfed.packs.known_layers import is_cross_entropy
 from lightfed.packs.stacked import Views
 from lightfed.state.rows import ModelLayout
 
@@ -24,8 +25,9 @@ class PackForward:
     """Computes the losses of K clients on a batch of each, and the gradients of these losses.
 
     Args:
-        module: The module of the group. If its loss is known (`has_known_loss`), the loss is
-            computed here; of any other module `training_step` is called.
+        module: The module of the group. If its loss is the cross-entropy of its network
+            (`is_cross_entropy`), it is computed here; of any other module `training_step` is
+            called.
         layout: The layout of the clients' rows.
         context: Autocast of the Trainer's precision; None in full precision.
         known: Whether all layers are known by their types.
@@ -49,7 +51,7 @@ class PackForward:
     ) -> None:
         self._module = module
         self._training_step = _TrainingStep(module)
-        self._loss_is_known = has_known_loss(module)
+        self._is_cross_entropy = is_cross_entropy(module)
         self._known = known
         self._context: Autocast = context or nullcontext
         self._ones = torch.empty(0)  # (K,) the gradient of the losses
@@ -78,7 +80,8 @@ class PackForward:
             batch: Inputs and labels, each of shape (K, B, ...).
             index: Number of the batch in its session.
             sizes: Number of samples of each client, of shape (K,), if these differ. The rows of
-                the batch beyond them have no weight. Only for modules with a known loss.
+                the batch beyond them have no weight. Only for modules whose loss is known: a
+                `training_step` gets them with the label `UNLABELLED`.
             randomness: As in `torch.func.vmap`.
 
         Returns:
@@ -90,7 +93,7 @@ class PackForward:
             self._places = self._find_places([*values, *shared])
 
         with self._context():
-            if self._loss_is_known:
+            if self._is_cross_entropy:
                 logits = stacked.forward(
                     self._module,
                     values,
@@ -106,6 +109,9 @@ class PackForward:
                 self._training_step.index = index
                 if self.epoch_batches:
                     self._training_step.index = index % self.epoch_batches
+                if sizes is not None:
+                    is_real = _real_samples(batch[1], sizes)
+                    batch = (batch[0], batch[1].masked_fill(~is_real, UNLABELLED))
                 losses, logged = stacked.forward(
                     self._training_step,
                     values,
@@ -113,6 +119,7 @@ class PackForward:
                     shared=shared,
                     places=self._places,
                     randomness=randomness,
+                    sizes=sizes,
                 )
 
         # Made once and kept, so that a step launches no kernel for them.
@@ -128,7 +135,7 @@ class PackForward:
 
     def _find_places(self, names: Sequence[str]) -> stacked.Places:
         """Find where the tensors of these names lie in the module that is called."""
-        if self._loss_is_known:
+        if self._is_cross_entropy:
             return stacked.Places(self._module, names, known=self._known)
 
         return stacked.Places(self._training_step, names, "module.", known=self._known)
@@ -147,8 +154,17 @@ def _cross_entropies(logits: Tensor, labels: Tensor, sizes: Tensor | None) -> Te
     if sizes is None:
         return losses.mean(1)
 
-    counts = torch.arange(labels.shape[1], device=labels.device) < sizes[:, None]
-    return (losses * counts).sum(1) / sizes
+    return (losses * _real_samples(labels, sizes)).sum(1) / sizes
+
+
+def _real_samples(labels: Tensor, sizes: Tensor) -> Tensor:
+    """Return which samples belong to their client, (K, B); the others have been filled up.
+
+    Args:
+        labels: (K, B).
+        sizes: Number of samples of each client, (K,).
+    """
+    return torch.arange(labels.shape[1], device=labels.device) < sizes[:, None]
 
 
 class _TrainingStep(nn.Module):

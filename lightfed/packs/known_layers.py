@@ -14,10 +14,17 @@ from lightfed.utils.torch_private import _BatchNorm
 # The layers that `model.side_by_side: auto` packs. tests/packs/test_what_packs.py compares each of
 # them with clients that train alone. A network of this package is known if its class declares
 # `packs`: then its forward only calls its layers, and operators that do not mix samples. A layer
-# with adapters of a user's own can declare it as well.
+# with adapters of a user's own can declare it as well. A layer that mixes the samples of a batch
+# declares "even": then clients share a pack only if their batches are equally large.
+#
+# A network that computes its losses itself (`ClientModule`) is known if its class also declares
+# `packs_losses`. Then its losses only call its layers, and operators on single samples, and are
+# means over the samples whose label is not UNLABELLED: a pack fills up small batches with others.
+# tests/packs/test_losses.py compares each with clients alone.
 LAYERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
-    nn.ModuleDict,  # these two are never called: peft keeps its adapters in them
+    nn.ModuleList,  # these three are never called: others keep their parts in them
+    nn.ModuleDict,
     nn.ParameterDict,
     ParametrizationList,  # calls its parts, of which each has to be known
     nn.Identity,
@@ -43,6 +50,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.SiLU,
     nn.Sigmoid,
     nn.Tanh,
+    nn.Softmax,
 )
 
 # The adapters of linear layers in peft, and what wraps a network that has them, by the module that
@@ -54,15 +62,30 @@ PEFT_LAYERS: tuple[tuple[str, str], ...] = (
 )
 
 
-def has_known_loss(module: L.LightningModule) -> bool:
+def is_cross_entropy(module: L.LightningModule) -> bool:
     """Return whether the module's loss is the cross-entropy of what its network returns."""
     return type(module) is ClientModule and not hasattr(module.net, "losses")
 
 
+def _unknown_loss(module: L.LightningModule) -> str:
+    """Return why the module's loss is not known; empty if it is."""
+    if type(module) is not ClientModule:
+        return f"{type(module).__name__} has its own training step"
+    if is_cross_entropy(module):
+        return ""
+
+    # `vars`, as for layers: a class that inherits the declaration may have other losses.
+    network = module.net
+    if not vars(type(network)).get("packs_losses", False) or "losses" in vars(network):
+        return f"{type(network).__name__} has its own losses"
+    return ""
+
+
 def unknown(module: L.LightningModule) -> str:
     """Return why `auto` does not know what the module's training step does; empty if it does."""
-    if not has_known_loss(module):
-        return f"{type(module).__name__} has its own training step"
+    obstacle = _unknown_loss(module)
+    if obstacle:
+        return obstacle
 
     network: Any = module.net
     obstacle = unknown_layer(network)
@@ -95,6 +118,9 @@ def unknown_layer(network: nn.Module) -> str:
         if isinstance(layer, _BatchNorm) and layer.momentum is None:
             return f"{name} has no momentum"
 
+        if isinstance(layer, nn.Softmax) and layer.dim not in (1, -1):
+            return f"{name} may mix samples"
+
         # Such as DoRA's, which computes other things; and a forward that first takes adapters out
         # of the weight that all clients share.
         if getattr(layer, "lora_variant", None) or getattr(layer, "merged", False) is True:
@@ -122,11 +148,16 @@ def may_mix_samples(module: L.LightningModule) -> bool:
     Those of a batch that was filled up, that is: a pack computes the statistics of known batch
     normalization from the others.
     """
-    if not has_known_loss(module):
+    if _unknown_loss(module):
         return True
 
     network: Any = module.net
-    return bool(unknown_layer(network))
+    return bool(unknown_layer(network)) or has_mixing_layers(network)
+
+
+def has_mixing_layers(network: nn.Module) -> bool:
+    """Return whether a layer declares that it mixes the samples of a batch."""
+    return any(vars(type(layer)).get("packs") == "even" for layer in network.modules())
 
 
 def listens_to_gradients(layer: nn.Module) -> bool:

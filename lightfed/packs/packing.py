@@ -217,7 +217,7 @@ class Packs:
             )
 
         memory = self.memory_on(state.store.device)
-        fitting = int(memory * _MEBIBYTE / client_bytes(module, state, fleet.data))
+        fitting = int(memory * _MEBIBYTE / _bytes_in_a_pack(fleet, state, module))
         if fitting < AUTO:
             raise _TrainsAlone(f"{AUTO} clients take more than model.pack_memory, {memory} MiB")
 
@@ -242,7 +242,7 @@ class Packs:
 
         wanted = min(int(self.side_by_side), state.group.count)
         memory = self.memory_on(state.store.device)
-        fitting = int(memory * _MEBIBYTE / client_bytes(module, state, fleet.data))
+        fitting = int(memory * _MEBIBYTE / _bytes_in_a_pack(fleet, state, module))
         if wanted > fitting:
             found = f"{wanted}, and {fitting} clients fit model.pack_memory, {memory} MiB"
             fix = "lower it" if fitting > 1 else "set it to off"
@@ -311,6 +311,13 @@ def _unprofitable(fleet: SessionFleet, state: GroupState) -> str:
         return "the parameters of one client fill a CPU's cache"
 
     return ""
+
+
+def _bytes_in_a_pack(fleet: SessionFleet, state: GroupState, module: L.LightningModule) -> float:
+    """Estimate the bytes that a client takes in a pack."""
+    # Copies of models that its network compares its own with, as MOON's.
+    rows_besides = getattr(getattr(module, "net", None), "rows_besides", 0)
+    return client_bytes(module, state, fleet.data) + rows_besides * state.row_bytes
 
 
 def _most_clients(state: GroupState) -> int:

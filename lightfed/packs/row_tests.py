@@ -19,7 +19,7 @@ from lightfed.distributed.collectives import Ranks
 from lightfed.local.session import Autocast, Report
 from lightfed.models.client_module import ClientModule
 from lightfed.packs import stacked
-from lightfed.packs.known_layers import unknown_layer
+from lightfed.packs.known_layers import has_mixing_layers, unknown_layer
 from lightfed.state.rows import Rows
 from lightfed.utils.torch_private import _BatchNorm
 
@@ -46,7 +46,7 @@ def can_test_at_once(module: nn.Module) -> bool:
     """
     if type(module) is not ClientModule or hasattr(module.net, "figures"):
         return False
-    if unknown_layer(module.net):
+    if unknown_layer(module.net) or has_mixing_layers(module.net):
         return False
 
     # Batch normalization without running statistics mixes samples also in evaluation.

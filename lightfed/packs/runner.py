@@ -135,12 +135,14 @@ class PackRunner(Alone):
                 ready.add(group)
 
         # Clients that the configuration has put together, and whose sessions fit each other.
+        hooks_with_a_key = [hooks for hooks in fleet.hooks if hooks.overrides("pack_key")]
         members: dict[Any, list[int]] = {}
         for client, group in group_of.items():
             if group in ready:
                 even = fleet.groups[group].packing.even
                 shape = sessions.plans.shape(client, t, even=even)
-                members.setdefault((fleet.pack_of(client), *shape), []).append(client)
+                keys = [hooks.pack_key(fleet, client, t) for hooks in hooks_with_a_key]
+                members.setdefault((fleet.pack_of(client), *shape, *keys), []).append(client)
 
         # More participants than a pack can have may live together: a draw is not even.
         packs = []

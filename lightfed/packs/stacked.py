@@ -287,8 +287,7 @@ def _replace_forwards(
     """
     for linear, weight, bias in places.linear:
         if weight in values and (linear.bias is None or bias in values):
-            run_linear = partial(_linear, values[weight], values.get(bias), level)
-            linear.__dict__["forward"] = run_linear
+            linear.__dict__["forward"] = partial(_linear, linear, level)
             replaced_layers.append(linear)
 
     if sizes is not None:
@@ -300,10 +299,7 @@ def _replace_forwards(
 
     for norm, weight, bias in places.norms:
         if sizes is None and weight in values and bias in values:
-            run_norm = partial(
-                _batch_norm, norm, values[weight], values[bias], places.constants, level
-            )
-            norm.__dict__["forward"] = run_norm
+            norm.__dict__["forward"] = partial(_batch_norm, norm, places.constants, level)
             replaced_layers.append(norm)
 
     for pool in places.pools:
@@ -378,23 +374,33 @@ def _products(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return torch.baddbmm(bias[:, None], x, transposed)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, level: int, x: Tensor) -> Tensor:
+def _linear(layer: nn.Linear, level: int, x: Tensor) -> Tensor:
     """Return what a linear layer returns for every client, by one product.
 
     The rule of `vmap` takes twice the time for small layers; the bits are the same.
 
     Args:
-        weight: (K, out, in).
-        bias: (K, out), or None.
+        layer: The layer. Its weight and bias are read here: a network may run its layers with other
+            tensors in their place (`lightfed.models.substitution`).
         level: Of `vmap`.
         x: The layer's input, which `vmap` shows without its axis of clients.
     """
-    if maybe_get_level(x) != level or x.dim() != 2:
-        batched_bias = None if bias is None else _add_batch_dim(bias, 0, level)
-        return F.linear(x, _add_batch_dim(weight, 0, level), batched_bias)
+    weight = _of_each_client(layer.weight, level)  # (K, out, in)
+    bias = None if layer.bias is None else _of_each_client(layer.bias, level)  # (K, out)
+    is_known = weight is not None and (bias is not None or layer.bias is None)
+    if not is_known or maybe_get_level(x) != level or x.dim() != 2:
+        return F.linear(x, layer.weight, layer.bias)
 
+    assert weight is not None
     stacked_x = get_unwrapped(x).movedim(maybe_get_bdim(x), 0)  # (K, B, in)
     return _add_batch_dim(_products(weight, bias, stacked_x), 0, level)
+
+
+def _of_each_client(tensor: Tensor, level: int) -> Tensor | None:
+    """Return a layer's tensor of all clients, (K, *shape); None if `vmap` has not stacked it so."""
+    if maybe_get_level(tensor) != level or maybe_get_bdim(tensor) != 0:
+        return None
+    return get_unwrapped(tensor)
 
 
 def _merged_channels(level: int, x: Tensor) -> Tensor | None:
@@ -472,8 +478,6 @@ def _window(layer: nn.MaxPool2d) -> list[Any]:
 
 def _batch_norm(
     layer: _BatchNorm,
-    weight: Tensor,
-    bias: Tensor,
     constants: Callable[[Tensor], tuple[Tensor, Tensor]],
     level: int,
     x: Tensor,
@@ -483,15 +487,15 @@ def _batch_norm(
     The operators are those of the rule of `vmap`, which would make ones and zeros for every batch.
 
     Args:
-        layer: The layer.
-        weight: (K, C).
-        bias: (K, C).
+        layer: The layer. Its weight and bias are read here, as in `_linear`.
         constants: See `Places.constants`.
         level: Of `vmap`.
         x: The layer's input, which `vmap` shows without its axis of clients.
     """
     images = _merged_channels(level, x)
-    if images is None:
+    weight = _of_each_client(layer.weight, level)  # (K, C)
+    bias = _of_each_client(layer.bias, level)
+    if images is None or weight is None or bias is None:
         return type(layer).forward(layer, x)
 
     ones, zeros = constants(images)
@@ -550,9 +554,11 @@ def _batch_norm_of_samples(
     weight = None
     bias = None
     if layer.weight is not None:
-        # Those of all clients, (C,), if they are frozen.
-        weight = values.get(f"{path}.weight".lstrip("."), layer.weight).expand(clients, channels)
-        bias = values.get(f"{path}.bias".lstrip("."), layer.bias).expand(clients, channels)
+        # They are those of all clients, (C,), if they are frozen.
+        weight = _of_each_client(layer.weight, level)
+        weight = (layer.weight if weight is None else weight).expand(clients, channels)
+        bias = _of_each_client(layer.bias, level)
+        bias = (layer.bias if bias is None else bias).expand(clients, channels)
 
     with temporarily_pop_interpreter_stack():  # see `_max_pool`
         normalized, mean, variance = _NormOfClients.apply(

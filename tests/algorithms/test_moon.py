@@ -52,7 +52,7 @@ def test_the_recorded_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for client in clients:
             close(run.fleet.row(client).floats, run.row(f"r{t}/local/{client}"))
         net: Any = run.fleet.groups[0].module.net
-        assert len(net.frozen) == 1 + about["rounds"][t]["pool_size"]
+        assert net.models == 1 + about["rounds"][t]["pool_size"]
 
 
 def fleet(algorithm: Any, model: Any = mlp, **settings: Any) -> Fleet:
@@ -92,18 +92,17 @@ def test_a_client_that_trains_late_has_held_its_initial_model(
     net: Any = fed.groups[0].module.net
 
     run_round(fed, 0)
-    assert len(net.frozen) == 1  # the received model: there is no contrast
+    assert net.models == 1  # the received model: there is no contrast
     run_round(fed, 1)  # client 0, for the first time: one round has gone by
-    assert len(net.frozen) == 2
-
-    name = next(iter(net.frozen[0]))  # some tensor of the extractor
+    _, previous = net.frozen_tensors()
+    name = next(iter(previous))  # some tensor of the extractor
 
     def tensor_of(row: Tensor) -> Tensor:
         return fed.groups[0].layout.floats.views(row)[f"net.extractor.{name}"]
 
     initial = tensor_of(fed.groups[0].initial.floats)
     trained = tensor_of(fed.row(0).floats.clone())
-    assert torch.equal(net.frozen[1][name], initial)
+    assert torch.equal(previous[name], initial)
     assert isinstance(algorithm.local_penalty, Contrast)
     first, second = algorithm.local_penalty.previous[0]
     assert torch.equal(tensor_of(first), initial)
@@ -128,10 +127,10 @@ def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:
     received_and_previous = [algorithm.model.floats.clone(), fed.row(2).floats.clone()]
     run_round(fed, 1)
     composite: Any = fed.groups[0].module.net  # as client 2 has left it
-    assert len(composite.frozen) == 2
 
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    for model, frozen in zip(received_and_previous, composite.frozen, strict=True):
+    features = composite.frozen_features(x)
+    for model, frozen_z in zip(received_and_previous, features, strict=True):
         views = fed.groups[0].layout.floats.views(model)
         tensors = {name.removeprefix("net.extractor."): view for name, view in views.items()}
         linear = F.linear(x, tensors["0.weight"], tensors["0.bias"])
@@ -142,8 +141,22 @@ def test_frozen_models_use_their_statistics_and_draw_nothing() -> None:
             tensors["1.weight"],
             tensors["1.bias"],
         )
-        torch.testing.assert_close(composite.representation_of(frozen, x), F.relu(norm))
+        torch.testing.assert_close(frozen_z, F.relu(norm))
     assert composite.extractor.training
+
+
+def test_outside_of_sessions_there_is_no_contrast() -> None:
+    """A server that asks for losses gets the same whomever this rank has trained last."""
+    fed = fleet(MOON())
+    for t in range(2):
+        run_round(fed, t)
+
+    net: Any = fed.groups[0].module.net
+    for client in range(fed.clients):
+        ((x, y),) = fed.data.batches(fed.data.client_plan(client, batch_size=100))
+        fed.bind(client).eval()
+        expected = F.cross_entropy(net(x), y)
+        assert fed.loss(client, 2) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_network_without_a_linear_head_is_refused() -> None:

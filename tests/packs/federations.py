@@ -20,16 +20,20 @@ from lightfed.algorithms.fednova import FedNova
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.fedrep import FedRep
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.moon import MOON
 from lightfed.algorithms.peers.dispfl import DisPFL
 from lightfed.algorithms.peers.my1 import My1
 from lightfed.algorithms.peers.my2 import My2
 from lightfed.algorithms.pfedme import PFedMe
 from lightfed.algorithms.pfedmoe.fedapen import FedAPEN
 from lightfed.algorithms.pfedmoe.fedkd import FedKD
+from lightfed.algorithms.pfedmoe.fedmrl import FedMRL
 from lightfed.algorithms.pfedmoe.fml import FML
 from lightfed.algorithms.pfedmoe.pfedmoe import PFedMoE
 from lightfed.algorithms.prototypes.fd import FD
+from lightfed.algorithms.prototypes.fedgh import FedGH
 from lightfed.algorithms.prototypes.fedproto import FedProto
+from lightfed.algorithms.prototypes.fedtgp import FedTGP
 from lightfed.algorithms.scaffold import SCAFFOLD
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.topology.topology import Ring
@@ -276,13 +280,21 @@ CASES: dict[str, dict[str, Any]] = {
     "my1": {"algorithm": partial(My1, Ring(), density=0.5, rounds=4)},
     "my2": {"algorithm": partial(My2, Ring(), density=0.5, rounds=4)},
     "fd": {"algorithm": FD},
+    "fd of raw logits": {"algorithm": partial(FD, target="raw")},
+    "fedgh": {"algorithm": FedGH},
     "fedproto": {"algorithm": FedProto},
+    "fedtgp": {"algorithm": FedTGP},
     "fedkd": {"algorithm": partial(FedKD, mlp, rounds=4)},
+    "fedkd of htfllib": {"algorithm": partial(FedKD, mlp, rounds=4, form="htfllib")},
+    "fedmrl": {"algorithm": partial(FedMRL, mlp)},
     "fml": {"algorithm": partial(FML, mlp)},
+    "fml of htfllib": {"algorithm": partial(FML, mlp, form="htfllib")},
     "scaffold": {"algorithm": SCAFFOLD, "lr": 0.1},
     "feddyn": {"algorithm": partial(FedDyn, 0.1)},
     "fednova": {"algorithm": partial(FedNova, 0.3, (1, 3)), "lr": 0.1},
     "ditto": {"algorithm": partial(Ditto, 0.5)},
+    "moon": {"algorithm": partial(MOON, pool=2)},
+    "moon of images": {"algorithm": MOON, "model": conv, "data": images},
     "fedbuff": {"algorithm": partial(FedBuff, CLIENTS)},
     "pfedme": {"algorithm": partial(PFedMe, 2.0, 3, 0.1)},
     "steps on every batch": {"algorithm": partial(PFedMe, 2.0, 3, 0.1), "model": Smooth},

@@ -46,7 +46,7 @@ EQUAL = [name for name in CASES if name not in DRAWS]
 # One of each kind of layer, optimizer and hook.
 QUICK = (
     "momentum", "groups", "adam", "clipped", "fedprox", "vmap", "tied", "averages", "shifts",
-    "late", "dispfl", "my1", "fd", "pfedmoe", "aspg", "phases", "bn", "static bn",
+    "late", "dispfl", "my1", "fd", "moon of images", "pfedmoe", "aspg", "phases", "bn", "static bn",
 )  # fmt: skip
 
 

@@ -11,11 +11,16 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
+from lightfed.algorithms.depth.depthfl import DepthFL
+from lightfed.algorithms.depth.networks import DepthConv
 from lightfed.algorithms.fedavg import FedAvg
 from lightfed.algorithms.fedbcd.fedbcd import FedBCD
 from lightfed.algorithms.fedprox import FedProx
 from lightfed.algorithms.lgfedavg import LGFedAvg
+from lightfed.algorithms.moon import MOON
 from lightfed.algorithms.peers.dispfl import DisPFL
+from lightfed.algorithms.pfedmoe.fedmrl import FedMRL
+from lightfed.algorithms.prototypes.fd import FD
 from lightfed.algorithms.standalone import Standalone
 from lightfed.algorithms.topology.topology import Ring
 from lightfed.algorithms.width.heterofl import HeteroFL
@@ -57,6 +62,10 @@ CASES: dict[str, dict[str, Any]] = {
     "lgfedavg": {"algorithm": partial(LGFedAvg, 1)},
     "fedbcd": {"algorithm": partial(FedBCD, 1, 7, gamma=0.1, steps=(1, 1))},
     "bn": {"model": conv, "data": images},
+    "moon": {"algorithm": MOON},
+    "fd": {"algorithm": FD},
+    "fedmrl": {"algorithm": partial(FedMRL, mlp)},
+    "depthfl": {"algorithm": DepthFL, "model": partial(DepthConv, channels=(4, 6)), "data": images},
     "own bn": {"model": conv, "data": images, "algorithm": Standalone},
     "local bn": {"model": conv, "data": images, "algorithm": partial(FedAvg, buffers="local")},
     "gn": {"model": gn, "data": images, "algorithm": Standalone},

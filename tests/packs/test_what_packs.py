@@ -65,6 +65,22 @@ def adapted(**settings: Any) -> Callable[..., nn.Module]:
     return build
 
 
+class Listed(nn.Module):
+    """Layers in a list."""
+
+    packs = True
+
+    def __init__(self, num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(*input_shape, 8), nn.Linear(8, num_classes)])
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 def frozen_norm() -> nn.Module:
     """Return a layer of batch normalization whose weights are frozen; its statistics are not."""
     return nn.BatchNorm1d(8).requires_grad_(False)
@@ -74,7 +90,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
     "activations": (
         flat(
             nn.ReLU(inplace=True), nn.LeakyReLU(), nn.ELU(), nn.GELU(), nn.SiLU(inplace=True),
-            nn.Sigmoid(), nn.Tanh(), nn.Identity(), nn.Dropout(0.0),
+            nn.Sigmoid(), nn.Tanh(), nn.Identity(), nn.Dropout(0.0), nn.Softmax(1),
         ),
         False,
     ),
@@ -101,6 +117,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], bool]] = {
     "CIFARResNet": (partial(CIFARResNet, depth=8), True),
     "ResNet18GN": (partial(ResNet18GN, width=4, groups=2), True),
     "MLP": (partial(MLP, hidden=(8,)), False),
+    "list of layers": (Listed, False),
     "frozen layers": (flat(nn.Linear(8, 8).requires_grad_(False), frozen_norm(), nn.Tanh()), False),
     "adapters": (adapted(lora_dropout=0.0), False),
     "adapters with biases": (adapted(lora_bias=True, bias="all"), False),
@@ -197,6 +214,9 @@ UNKNOWN: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     "merged adapters": (lambda: merged(adapted()()), "merged adapters"),
     "tied layers": (changed(lambda net: setattr(net[1], "weight", net[0].weight)), "share"),
     "a forward of its own": (changed(patch), "hooks"),
+    "a softmax over samples": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(0)), "may mix samples",
+    ),
     "a mean of all batches": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), "momentum",
     ),

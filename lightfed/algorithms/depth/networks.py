@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.models.labelled import mean_of_labelled
 from lightfed.utils.counts import rounded_up
 
 
@@ -27,6 +28,8 @@ class DepthNet(nn.Module):
         deepest: Whether only the last classifier has a loss.
     """
 
+    packs = True
+    packs_losses = True
     consistency: Tensor
     deepest: bool = False
 
@@ -66,7 +69,10 @@ class DepthNet(nn.Module):
         for i in range(first, depth):
             log_p = z[i].log_softmax(1)
             others = q[:i] + q[i + 1 :]
-            divergences = [(q_j * (q_j.log() - log_p)).sum(1).mean() for q_j in others]
+            divergences = []
+            for q_j in others:
+                of_samples = (q_j * (q_j.log() - log_p)).sum(1)
+                divergences.append(mean_of_labelled(of_samples, y))
             losses[f"head{i}"] = F.cross_entropy(z[i], y) + weight * sum(divergences)
         return losses
 
@@ -84,6 +90,9 @@ class DepthConv(DepthNet):
         pools: Number of blocks with pooling, the first ones.
         rate: Share of the blocks, rounded up.
     """
+
+    packs = True
+    packs_losses = True
 
     def __init__(
         self,

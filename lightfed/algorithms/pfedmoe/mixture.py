@@ -40,6 +40,7 @@ class SwitchNorm1d(nn.Module):
         debias: Whether running statistics are corrected; if not, they are as in the released code.
     """
 
+    packs = "even"  # see lightfed.packs.known_layers
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -121,6 +122,8 @@ class Gate(nn.Module):
         UserError: A sample is a single number; the key is "input_shape".
     """
 
+    packs = True
+
     def __init__(
         self,
         input_shape: Sequence[int],
@@ -164,6 +167,8 @@ class FixedGate(nn.Module):
         general: Weight of the shared expert; the private one has the rest.
     """
 
+    packs = True
+
     def __init__(self, general: float) -> None:
         super().__init__()
         self.general = general
@@ -198,6 +203,8 @@ class MixtureClient(nn.Module):
         UserError: The extractors give different numbers of features; the key is "shared".
     """
 
+    packs = True
+    packs_losses = True
     clipped_separately = ("shared", "gate")
     gate_sums: Tensor | None
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightfed.models.labelled import loss_of_labelled, mean_of_labelled
 from lightfed.models.split import SplitNetwork, evaluating
 from lightfed.utils.errors import UserError
 
@@ -22,23 +23,24 @@ divergence is the mean over samples. htfllib (that library's code): every loss m
 and the divergence is the mean over samples and classes."""
 
 
-def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+def kl_divergence(target: Tensor, logits: Tensor, y: Tensor) -> Tensor:
     """Return the mean over the samples of KL(softmax(target) || softmax(logits)), in nats.
 
     Args:
         target: Logits of the teacher, (B, C).
         logits: Logits of the learner, (B, C).
+        y: Labels (B,). Samples without a label have no weight.
     """
     log_p = target.log_softmax(1)
     log_q = logits.log_softmax(1)
-    return (log_p.exp() * (log_p - log_q)).sum(1).mean()
+    return mean_of_labelled((log_p.exp() * (log_p - log_q)).sum(1), y)
 
 
-def _divergence(target: Tensor, logits: Tensor, form: Form) -> Tensor:
+def _divergence(target: Tensor, logits: Tensor, y: Tensor, form: Form) -> Tensor:
     """Return the divergence of a form of mutual learning; tensors as for `kl_divergence`."""
     if form == "htfllib":
-        return kl_divergence(target, logits) / logits.shape[1]
-    return kl_divergence(target.detach(), logits)
+        return kl_divergence(target, logits, y) / logits.shape[1]
+    return kl_divergence(target.detach(), logits, y)
 
 
 class _Pair(nn.Module):
@@ -74,6 +76,9 @@ class FML(_Pair):
         form: Form of mutual learning.
     """
 
+    packs = True
+    packs_losses = True
+
     def __init__(
         self,
         private: nn.Module,
@@ -94,9 +99,9 @@ class FML(_Pair):
         common = self.shared(x)
         return {
             "private": self.alpha * F.cross_entropy(own, y)
-            + (1 - self.alpha) * _divergence(common, own, self.form),
+            + (1 - self.alpha) * _divergence(common, own, y, self.form),
             "shared": self.beta * F.cross_entropy(common, y)
-            + (1 - self.beta) * _divergence(own, common, self.form),
+            + (1 - self.beta) * _divergence(own, common, y, self.form),
         }
 
 
@@ -118,6 +123,8 @@ class FedKD(_Pair):
         projection: W_h, without bias and private; maps the features of G to as many as F has.
     """
 
+    packs = True
+    packs_losses = True
     clipped_separately = ("shared", "projection")
     private: SplitNetwork
     shared: SplitNetwork
@@ -141,10 +148,10 @@ class FedKD(_Pair):
         D = self._constant(hard_F + hard_G)
         projected = self.projection(z_G)  # W_h z_G
 
-        soft_F = _divergence(logits_G, logits_F, self.form)
-        soft_F = soft_F + F.mse_loss(z_F, self._constant(projected))
-        soft_G = _divergence(logits_F, logits_G, self.form)
-        soft_G = soft_G + F.mse_loss(self._constant(z_F), projected)
+        soft_F = _divergence(logits_G, logits_F, y, self.form)
+        soft_F = soft_F + loss_of_labelled(F.mse_loss, z_F, self._constant(projected), y)
+        soft_G = _divergence(logits_F, logits_G, y, self.form)
+        soft_G = soft_G + loss_of_labelled(F.mse_loss, self._constant(z_F), projected, y)
         return {"private": hard_F + soft_F / D, "shared": hard_G + soft_G / D}
 
     def _constant(self, value: Tensor) -> Tensor:
@@ -164,6 +171,8 @@ class FedMRL(_Pair):
         shared: G, with d features, at most as many as F has.
     """
 
+    packs = True
+    packs_losses = True
     clipped_separately = ("shared", "projection")
     private: SplitNetwork
     shared: SplitNetwork
@@ -210,6 +219,8 @@ class FedAPEN(_Pair):
         share: lambda, a buffer () that stays with the client.
     """
 
+    packs = True
+    packs_losses = True
     share: Tensor
 
     def __init__(self, private: nn.Module, shared: nn.Module) -> None:
@@ -229,10 +240,10 @@ class FedAPEN(_Pair):
         e_of_s = _ensemble(p.detach(), s, self.share)
         return {
             "private": F.cross_entropy(p, y)
-            + _divergence(s, p, "separate")
+            + _divergence(s, p, y, "separate")
             + F.cross_entropy(e_of_p, y),
             "shared": F.cross_entropy(s, y)
-            + _divergence(p, s, "separate")
+            + _divergence(p, s, y, "separate")
             + F.cross_entropy(e_of_s, y),
         }
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightfed.algorithms.class_means import ClassMeans, ClassSums, distances
+from lightfed.models.labelled import classes_of, loss_of_labelled
 from lightfed.models.split import SplitNetwork
 
 Target = Literal["softmax", "raw"]
@@ -75,7 +76,7 @@ class ClassClient(nn.Module):
         return ClassSums(self.sums, self.counts).means()
 
     def _gather(self, y: Tensor, values: Tensor) -> None:
-        """Add the outputs (B, D) of a batch with labels (B,)."""
+        """Add the outputs (B, D) of a batch with labels (B,); nothing of samples without one."""
         ClassSums(self.sums, self.counts).add(y, values.detach())
 
 
@@ -93,6 +94,9 @@ class FDClient(ClassClient):
         target: With "raw", the target is the common logits without softmax, as in HtFLlib; for a
             class without any, the sample's own logits.
     """
+
+    packs = True
+    packs_losses = True
 
     def __init__(
         self, net: nn.Module, num_classes: int, *, weight: float = 1.0, target: Target = "softmax"
@@ -116,13 +120,15 @@ class FDClient(ClassClient):
         self._gather(y, logits)
         losses = {"hard": F.cross_entropy(logits, y)}
         if self._has_common:
-            losses["soft"] = self.weight * F.cross_entropy(logits, self._targets(logits, y))
+            targets = self._targets(logits, y)
+            losses["soft"] = self.weight * loss_of_labelled(F.cross_entropy, logits, targets, y)
         return losses
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the targets for the logits of every sample, (B, C)."""
-        common = self.common[y]
-        seen = self.common_seen[y, None]
+        classes = classes_of(y)
+        common = self.common[classes]
+        seen = self.common_seen[classes, None]
         if self.target == "raw":
             return torch.where(seen, common, logits.detach().float())
 
@@ -145,6 +151,9 @@ class FedProtoClient(ClassClient):
             smallest mean squared difference. With "head", and as long as there are no prototypes,
             the head classifies.
     """
+
+    packs = True
+    packs_losses = True
 
     def __init__(
         self,
@@ -192,6 +201,8 @@ class FedProtoClient(ClassClient):
         if self._has_common:
             # Without a prototype the target is the features themselves: then the loss is 0.
             own = features.detach().float()
-            targets = torch.where(self.common_seen[y, None], self.common[y], own)
-            losses["prototypes"] = self.weight * F.mse_loss(features, targets)
+            classes = classes_of(y)
+            targets = torch.where(self.common_seen[classes, None], self.common[classes], own)
+            error = loss_of_labelled(F.mse_loss, features, targets, y)
+            losses["prototypes"] = self.weight * error
         return losses

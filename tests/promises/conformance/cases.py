@@ -455,6 +455,9 @@ CASES = {
     "lgfedavg_bottom": Case(partial(LGFedAvg, 2, "bottom"), federation={"store": "host"}),
     "metric_objects": Case(FedAvg, Metered),
     "moon": Case(partial(MOON, pool=2)),
+    "moon_packed": Case(
+        partial(MOON, pool=2), _mlp, clients=12, federation={"fraction": 0.75, "store": "host"}
+    ),
     "my1": Case(partial(My1, **_sparse), _mlp, federation=_everyone),
     "my2": Case(
         partial(My2, **_sparse, buffers="average"), federation=_everyone

@@ -33,8 +33,8 @@ HOOKED = {
     for name in ("fedavg_kept_gan", "fedavg_kept_callback", "fedavg_step_schedule")
 }
 # What the server remembers between rounds besides its model: deadlines that it learns, updates that
-# have not arrived, and what clients have spent. And clients that train in evaluations alone, whose
-# turn is the one that dies in an evaluation.
+# have not arrived, and what clients have spent. Clients that train in evaluations alone, whose turn
+# is the one that dies in an evaluation. And packs of clients that keep earlier models.
 BEYOND = {
     "learned deadline": CASES["devices_deadline_learned"],
     "late rows": CASES["late_ditto"],
@@ -42,6 +42,7 @@ BEYOND = {
     "local seconds": CASES["devices_seconds"],
     "late sums": CASES["late_feddyn"],
     "energy": CASES["devices_energy"],
+    "earlier models": CASES["moon_packed"],
 }
 GROUPS = {"plain": RUNS, "hooked": HOOKED, "beyond": BEYOND}
 EVERY = RUNS | HOOKED | BEYOND

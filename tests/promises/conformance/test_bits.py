@@ -49,7 +49,7 @@ KINDS = {
     "late_rankmean": "late adapters",
     "lgfedavg_validation": "tests on validation samples, in sessions and after them",
     "metric_objects": "metrics that are objects",
-    "moon": "earlier models of clients",
+    "moon_packed": "earlier models of clients, in packs",
     "standalone": "rows of clients",
 }
 
@@ -96,8 +96,12 @@ def test_every_case_on_every_number_of_ranks(
         check(plan, name, digests)
 
 
-@pytest.mark.parametrize("name", ["fedavg_packed_norms", "fedsb_packed", "rankmean_packed"])
-def test_the_kit_has_statistics_and_adapters_that_auto_packs(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["fedavg_packed_norms", "fedsb_packed", "moon_packed", "rankmean_packed"]
+)
+def test_the_kit_has_statistics_adapters_and_losses_that_auto_packs(
+    name: str, tmp_path: Path
+) -> None:
     case = CASES[name]
     federation = case.federation_of()
     fit(federation, case.data(), tmp_path)

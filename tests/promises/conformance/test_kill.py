@@ -14,7 +14,7 @@ from tests.promises.conformance.killer import ROUNDS, main
     [
         (3, "plain"),
         pytest.param(6, "hooked", marks=pytest.mark.matrix),
-        pytest.param(6, "beyond", marks=pytest.mark.matrix),
+        pytest.param(7, "beyond", marks=pytest.mark.matrix),
         pytest.param(10, "plain", marks=pytest.mark.matrix),
     ],
 )
