@@ -95,8 +95,11 @@ ROWS: dict[str, Row] = {
         f"rows:{method}": beside_before(
             f"rows:{method}:1000", f"{method}, clients that keep rows, 100 of 1,000", 4, 0.15
         )
-        for method in ("LGFedAvg", "Ditto", "FedPer", "SCAFFOLD", "MOON", "FedBCD")
+        for method in ("LGFedAvg", "Ditto", "FedPer", "SCAFFOLD", "MOON")
     },
+    "rows:FedBCD": beside_before(
+        "rows:FedBCD:1000", "FedBCD, five of ten clouds with 100 devices each", 4, 0.15
+    ),
     "rows:100000": beside_before("rows:LGFedAvg:100000", "LGFedAvg, 100 of 100,000", 4, 0.15),
     "batchnorm:2": beside_alone("batchnorm", 20, "2", 3, 0.5),
     "batchnorm:.3": beside_alone("batchnorm", 20, ".3", 3, 0.5),
