@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
@@ -57,10 +56,12 @@ def adapted(**settings: Any) -> Callable[..., nn.Module]:
     """Return what makes a network for 4 features with peft's adapters of its linear layers."""
 
     def build(num_classes: int = 3, input_shape: tuple[int, ...] = (4,)) -> nn.Module:
-        config = LoraConfig(r=2, lora_alpha=8, target_modules=r".*\.(1|3)", **settings)
+        peft = pytest.importorskip("peft", reason="needs the extra hf")
+        config = peft.LoraConfig(r=2, lora_alpha=8, target_modules=r".*\.(1|3)", **settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # one package warns of the other
-            return get_peft_model(MLP(num_classes, input_shape, hidden=(8,)), config)  # type: ignore[arg-type]
+            network = MLP(num_classes, input_shape, hidden=(8,))
+            return peft.get_peft_model(network, config)  # type: ignore[no-any-return]
 
     return build
 
