@@ -241,6 +241,7 @@ def test_the_file_that_a_run_writes_is_that_run(
     config: Path, fit: ArgumentParser, tmp_path: Path
 ) -> None:
     """Each configuration and the config.yaml of its run have one digest: `last` finds the run."""
+    needs(config)
     path = tmp_path / "config.yaml"
 
     def recorded(config: dict[str, Any]) -> dict[str, Any]:
