@@ -319,12 +319,17 @@ class Evaluation:
         jobs += [fleet.clients + position for position in range(len(pieces))]
         return jobs, pieces
 
+    @property
+    def tests_anything(self) -> bool:
+        """Whether any model is tested; if not, the algorithm's hooks are not called."""
+        return bool(self._kinds)
+
     def start(self) -> None:
         """Prepare an evaluation; called before its first job, on every rank."""
         self._reports = {kind: [] for kind in (*KINDS, *UNSEEN_KINDS)}
         for tests in self.tests_at_once.values():
             tests.start()
-        if not self._kinds:
+        if not self.tests_anything:
             return  # what a method prepares for its tests can take longer than a round
 
         # `validate` and `test` run in inference mode; modules built in it cannot be trained later.

@@ -1,6 +1,6 @@
 """The root LightningModule of a run, whose hooks do in a federation what they do for one model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -170,7 +170,9 @@ class RoundModule(L.LightningModule):
             self.log_dict(exact(metrics), sync_dist=True, rank_zero_only=True)
             return
 
-        arrays = self.algorithm.evaluation_end(self.fleet)
+        arrays: Mapping[str, Mapping[str, Tensor]] = {}
+        if self.evaluation.tests_anything:
+            arrays = self.algorithm.evaluation_end(self.fleet)
         self._report.evaluated(self.federated_trainer, self.fleet, metrics, reports, arrays)
 
     on_predict_start = on_validation_epoch_start

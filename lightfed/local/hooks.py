@@ -282,10 +282,10 @@ class Hooks(SessionHooks, Recorded, nn.Module, ABC):
         return {}
 
     def evaluation_start(self, fed: Any) -> None:
-        """Called before an evaluation, on every rank."""
+        """Called before an evaluation that tests a model, on every rank."""
 
     def evaluation_end(self, fed: Any) -> Mapping[str, Mapping[str, Tensor]]:
-        """Called after an evaluation, on every rank.
+        """Called after an evaluation that tests a model, on every rank.
 
         Returns:
             Arrays to write to the run folder, by file and name.

@@ -106,7 +106,8 @@ def unknown_layer(network: nn.Module) -> str:
 
         # `vars`, not `hasattr`: a user's class that inherits from a network of this package may
         # have another forward.
-        is_known = kind in LAYERS or kind in peft_layers or vars(kind).get("packs", False)
+        declares_packs = vars(kind).get("packs") in (True, "even")
+        is_known = kind in LAYERS or kind in peft_layers or declares_packs
         if not is_known:
             return f"{name or 'the network'} is a {kind.__name__}"
 

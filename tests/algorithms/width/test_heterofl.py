@@ -248,12 +248,18 @@ def test_statistics_are_estimated_only_where_something_is_tested(
 ) -> None:
     """The pass over all training samples takes longer than a round."""
     started: list[int] = []
+    ended: list[int] = []
 
     class Counted(HeteroFL):
         @override
         def evaluation_start(self, fed: Fleet) -> None:
             started.append(1)
             super().evaluation_start(fed)
+
+        @override
+        def evaluation_end(self, fed: Fleet) -> dict[str, dict[str, Tensor]]:
+            ended.append(1)
+            return {}
 
     federation = Federation(
         Counted(),
@@ -263,7 +269,7 @@ def test_statistics_are_estimated_only_where_something_is_tested(
         export=(),
     )
     fit(federation, FederatedDataModule(Digits(), Iid(), batch_size=64), tmp_path, rounds=2)
-    assert len(started) == evaluations
+    assert len(started) == len(ended) == evaluations
 
 
 def test_a_mask_that_no_step_comes_by_is_refused() -> None:
